@@ -34,7 +34,7 @@ from interlock.core.receipt import Receipt
 from interlock.runtime.control import Control
 from interlock.runtime.run import Message, Run
 from interlock.runtime.settings import Settings
-from interlock.stores.sqlite import SqliteStore, writer
+from interlock.stores.sqlite import SqliteStore, checkpoints
 from proofs.strace import SECONDS, Played, Script, State, done, missing, play, points, read
 
 SHELF = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a kill needs no real disk, and fsync is slow
@@ -235,7 +235,7 @@ async def bare(script: Script, scenes: list[str]) -> None:
         elif scene == "prune":
             await store.prune(before=2e10)
         elif scene in ("deltas", "checkpoint"):
-            writer.RESTART_BYTES = 0 if scene == "checkpoint" else writer.RESTART_BYTES
+            checkpoints.RESTART_BYTES = 0 if scene == "checkpoint" else checkpoints.RESTART_BYTES
             store.append(_event(number, {"type": "delta", "text": "hel"}, run_id="r3"))
             while not any(row["position"] == number for row in read(script.directory)["passing"]):
                 await asyncio.sleep(0.001)

@@ -28,7 +28,7 @@ from interlock.core.lifecycle import State
 from interlock.runtime.run import Agent
 from interlock.stores.memory import Faults
 from interlock.stores.sqlite import SqliteStore
-from interlock.stores.sqlite.store import Look
+from interlock.stores.sqlite.reads import Look
 from interlock.testing.processes import VirtualProcesses
 
 from .scene import kinds, log_of, story

@@ -3,6 +3,8 @@
 import _thread
 import asyncio
 import contextlib
+import gc
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +14,7 @@ import pytest
 
 from interlock import Control, Drain, Message, Receipt, Run, Settings, open_control
 from interlock.core.names import BodyState
+from interlock.runtime import pools
 
 BOUND_SECONDS = 30.0
 SHORT = Settings(grace_seconds=0.05, drain_seconds=0.2)
@@ -253,3 +256,22 @@ def test_a_body_that_was_dropped_is_not_observed() -> None:
             assert receipt.unconfirmed == (f"agent of {sent.run_id} (never resumed)",)
 
     play(main)
+
+
+def test_nothing_is_collected_while_threads_are_looked_at() -> None:
+    """No garbage collection runs inside sys._current_frames, where CPython 3.11 could wait for itself for ever."""
+    found: list[bool] = []
+
+    def collecting(phase: str, _info: dict[str, int]) -> None:
+        found.append(sys._getframe(1).f_code is pools._frames.__code__)
+
+    before = gc.get_threshold()
+    gc.callbacks.append(collecting)
+    gc.set_threshold(1)
+    try:
+        for _ in range(20):
+            pools.at_work()
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(collecting)
+    assert found and not any(found)

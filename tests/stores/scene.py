@@ -113,12 +113,13 @@ def command(code: str, *given: object) -> list[str]:
     helpers = """
         import asyncio, os, sqlite3, sys, threading
         from interlock.core.decision import Decision, RunRow
+        from interlock.core.names import RunKind
         from interlock.stores.base import StoreFailed
         from interlock.stores.sqlite import SqliteStore
         def say(what): print(what, flush=True)
         def hear(): return sys.stdin.readline()
         def admit(name):
-            row = RunRow(id=name, session="s", principal="alice", kind="chat", text="hello", admitted_at=1.0)
+            row = RunRow(id=name, session="s", principal="alice", kind=RunKind.CHAT, text="hello", admitted_at=1.0)
             return Decision(admissions=(row,))
     """
     program = textwrap.dedent(helpers) + textwrap.dedent(code)

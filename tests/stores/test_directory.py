@@ -24,7 +24,7 @@ from interlock.core.names import RunId
 from interlock.look.forgetting import forget
 from interlock.runtime import control as controls
 from interlock.stores.base import StoreFailed, Unsure
-from interlock.stores.sqlite import store as stores
+from interlock.stores.sqlite import locking, reader
 
 from .scene import SECONDS, S, admit, block, count, echo, heard, made, opens, play, process, run, until
 
@@ -130,7 +130,7 @@ def test_a_cancelled_start_lets_go_of_the_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     """A start is cancelled while its thread waits for the lock: the thread gives the lock back when it gets it."""
-    monkeypatch.setattr(stores, "HOLD_TRIES", 1_000)
+    monkeypatch.setattr(locking, "HOLD_TRIES", 1_000)
 
     def handles() -> int:
         return sum(os.path.realpath(each) == str(tmp_path / "lock") for each in Path("/proc/self/fd").iterdir())
@@ -155,7 +155,7 @@ def test_a_cancelled_start_lets_go_of_the_directory(
 
 def test_a_slow_read_does_not_keep_the_directory(tmp_path: Path) -> None:
     """A read that takes longer than a close may: the writer is closed all the same, and the directory free."""
-    assert 2 * stores.LAST_READ_SECONDS < controls.SLACK_SECONDS, "the close is given up before the writer hears of it"
+    assert 2 * reader.LAST_READ_SECONDS < controls.SLACK_SECONDS, "the close is given up before the writer hears of it"
     reads, goes_on = threading.Event(), threading.Event()
 
     def slow(db: sqlite3.Connection) -> bool:
@@ -165,7 +165,7 @@ def test_a_slow_read_does_not_keep_the_directory(tmp_path: Path) -> None:
     async def main() -> None:
         store = made(tmp_path)
         async with open_control(echo, store=store):
-            reading = asyncio.create_task(store._ask(slow))
+            reading = store._ask(slow)
             await until(reads.is_set)
         await until(lambda: store._hold is None)
         await opens(tmp_path)
@@ -198,9 +198,9 @@ def test_pruning_from_outside_lets_go_of_the_directory(tmp_path: Path) -> None:
 
     async def main() -> None:
         await opens(tmp_path)
-        held = set(stores._HELD)
+        held = set(locking._HELD)
         await forget(tmp_path, 0.0, dry_run=False)
-        assert held == stores._HELD
+        assert held == locking._HELD
         await opens(tmp_path)
 
     play(main)

@@ -33,7 +33,7 @@ from interlock.core.names import Ending, RunId, SessionId
 from interlock.runtime.control import Control
 from interlock.runtime.live import Sent
 from interlock.stores.base import StoreFailed, Ticket
-from interlock.stores.sqlite import SqliteStore, writer
+from interlock.stores.sqlite import SqliteStore, checkpoints
 
 pytestmark = pytest.mark.long
 
@@ -461,8 +461,10 @@ def test_a_failed_fsync_behind_the_scenes_is_the_end_too(
                 with pytest.raises(StoreFailed, match="restart"):
                     await store.prune(before=2e10)
             else:
-                monkeypatch.setattr(writer, "RESTART_BYTES", 0)
-                monkeypatch.setattr(store._writer, "_backlog", 0)  # as if all of it had been copied already
+                monkeypatch.setattr(checkpoints, "RESTART_BYTES", 0)
+                monkeypatch.setattr(
+                    store._writer._checkpoints, "_backlog", 0
+                )  # as if all of it had been copied already
                 position = 2**32 + 1
                 data = Delta(text="hel")
                 store.append(
@@ -616,7 +618,7 @@ def test_a_power_cut_loses_nothing_that_was_acknowledged(shelf: Path) -> None:
                 await store.decide(decision(n))
                 script.say("sent", f"r{n}")
                 if n % 3 == 0:  # the log is copied into the database, and begins again
-                    writer.RESTART_BYTES = 0
+                    checkpoints.RESTART_BYTES = 0
                     data, at = Delta(text="hel"), boot << 32 | n
                     store.append(
                         Event(position=at, session=SessionId("s"), run_id=RunId("r1"), generation=1, data=data)

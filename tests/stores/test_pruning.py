@@ -17,7 +17,7 @@ from interlock.core.events import Block, Json, MessageData, Tool
 from interlock.core.names import CallId, Principal, RunId, SessionId, WakeId
 from interlock.stores import bounds
 from interlock.stores.base import Store, StoreFailed
-from interlock.stores.sqlite import SqliteStore, pruning, writer
+from interlock.stores.sqlite import SqliteStore, checkpoints, pruning
 
 from .scene import (
     ALICE,
@@ -185,14 +185,14 @@ def sizes(directory: Path) -> tuple[int, int]:
 @pytest.mark.parametrize("what", ["decisions", "events"])
 def test_the_write_ahead_log_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     """Under constant writing the log's pages go into the database and its room is used again."""
-    checkpoint = writer.Writer._checkpoint
+    checkpoint = checkpoints.Checkpoints._checkpoint
 
     def while_somebody_writes(self: Any, connection: sqlite3.Connection, how: str) -> None:
         with closing(sqlite3.connect(self._path, isolation_level=None)) as before:
             if how == "PASSIVE":
                 # A passive checkpoint cannot copy what is written while this reader's snapshot is open.
                 before.execute("BEGIN").execute("SELECT count(*) FROM sqlite_master").fetchone()
-                asyncio.run_coroutine_threadsafe(decided(), self._loop).result(30)
+                asyncio.run_coroutine_threadsafe(decided(), loops[0]).result(30)
             checkpoint(self, connection, how)
 
     async def decided() -> None:
@@ -200,11 +200,12 @@ def test_the_write_ahead_log_is_bounded(tmp_path: Path, monkeypatch: pytest.Monk
             await stores[0].decide(Decision(sessions=(SessionRow(id=S, owner=ALICE, generation=next(rising)),)))
 
     async def main() -> None:
-        monkeypatch.setattr(writer, "CHECKPOINT_BYTES", 300_000)
-        monkeypatch.setattr(writer, "RESTART_BYTES", 1_000_000)
-        monkeypatch.setattr(writer.Writer, "_checkpoint", while_somebody_writes)
+        monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES", 300_000)
+        monkeypatch.setattr(checkpoints, "RESTART_BYTES", 1_000_000)
+        monkeypatch.setattr(checkpoints.Checkpoints, "_checkpoint", while_somebody_writes)
         store = made(tmp_path)
         stores.append(store)
+        loops.append(asyncio.get_running_loop())
         await store.open()
         for n in range(1, 401):
             if what == "decisions":
@@ -219,12 +220,14 @@ def test_the_write_ahead_log_is_bounded(tmp_path: Path, monkeypatch: pytest.Monk
         await store.close()
 
     def looked(at: Any) -> bool:
-        return not at._due and not at._lasting and (at._copying is None or not at._copying.is_alive())
+        copying = at._checkpoints._copying
+        return not at._due and not at._lasting and (copying is None or not copying.is_alive())
 
     def wake(n: int) -> WakeRow:
         return WakeRow(id=WakeId(f"w{n % 5}"), session=S, principal=ALICE, text="x" * 10_000, since=float(n))
 
     stores: list[SqliteStore] = []
+    loops: list[asyncio.AbstractEventLoop] = []
     rising = itertools.count(1)
     play(main)
 

@@ -17,8 +17,10 @@ from interlock.look.documents import Forgotten
 from interlock.look.reading import BUSY_MS, readable
 from interlock.stores.base import Pruned, StoreFailed
 from interlock.stores.sqlite import pruning
+from interlock.stores.sqlite.locking import hold, unlock
+from interlock.stores.sqlite.reads import Look
 from interlock.stores.sqlite.schema import connect
-from interlock.stores.sqlite.store import KEEP_DAYS, Look, hold, let_go
+from interlock.stores.sqlite.store import KEEP_DAYS
 
 T = TypeVar("T")
 
@@ -48,7 +50,7 @@ async def forget(directory: Path, older_than: float, *, dry_run: bool) -> Forgot
     except sqlite3.Error as error:
         raise StoreFailed(f"{directory} cannot be written: {error}") from None
     finally:
-        let_go(held)
+        unlock(held)
     return Forgotten(data=str(directory), dry_run=dry_run, older_than_seconds=older_than, forgotten=gone)
 
 

@@ -24,8 +24,8 @@ from interlock.runtime.naming import Naming
 from interlock.runtime.settings import CRASHES
 from interlock.runtime.watch import whole_log
 from interlock.stores.base import SessionInfo, StoreFailed, is_unsettled
+from interlock.stores.sqlite.reads import Look
 from interlock.stores.sqlite.schema import connect, migrations
-from interlock.stores.sqlite.store import Look
 
 T = TypeVar("T")
 

@@ -5,8 +5,10 @@
 2. Only threads that run Python are seen. A thread that a library made without Python is not.
 """
 
+import gc
 import sys
 import threading
+from types import FrameType
 from typing import Any, NamedTuple
 
 # Names of control's own threads begin with this, also those of tools with thread=True.
@@ -29,7 +31,7 @@ def at_work() -> frozenset[threading.Thread | Nameless]:
     here = threading.current_thread()
     # Frames first, names second. In the other order a thread that starts in between would have a frame, and count as
     # one without a name.
-    running = set(sys._current_frames())
+    running = set(_frames())
     known = threading.enumerate()
     found = {each for each in known if each is not here and not each.name.startswith(OWN)}
     nameless = map(Nameless, running - {each.ident for each in known if each.ident is not None})
@@ -39,7 +41,7 @@ def at_work() -> frozenset[threading.Thread | Nameless]:
 def idle() -> set[threading.Thread]:
     """Return the threads of executors, the loop's own among them, and of anyio's pool that wait for work."""
     found: set[threading.Thread] = set()
-    frames = sys._current_frames()
+    frames = _frames()
     pools: Any = sys.modules.get("concurrent.futures.thread")
     for worker, queue in list(getattr(pools, "_threads_queues", {}).items()):
         executor = getattr(worker, "_args", (lambda: None,))[0]()
@@ -53,3 +55,18 @@ def idle() -> set[threading.Thread]:
     if pool is not None:
         found.update(pool._threadpool_idle_workers.get(()))
     return found
+
+
+def _frames() -> dict[int, FrameType]:
+    """Return each thread's frame, without a garbage collection amid.
+
+    CPython 3.11 makes the frames while it holds the lock on the list of threads. A collection there may run Python and
+    let another thread go on; if that one starts a thread, it waits for the lock and holds the interpreter, for ever.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if collects:
+            gc.enable()

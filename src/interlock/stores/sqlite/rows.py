@@ -1,7 +1,8 @@
 """Records into rows, and rows into records.
 
 Whole values (outcomes, receipts, event data) are JSON text, which any tool can read. `of_…` returns a record as the
-parameters of a statement, `…_of` a row of a query as a record; each names its statement in sql/.
+parameters of a statement, `…_of` a row of a query as a record; each names its statement in sql/. Parameters are plain
+values: for a bool or an enum sqlite3 searches for an adapter, which costs more than the rest of the binding.
 """
 
 from collections.abc import Iterable
@@ -26,6 +27,7 @@ from interlock.core.events import Data, Event
 from interlock.core.names import Principal, RunId, SessionId
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
+from interlock.stores.base import Loaded
 
 Row = tuple[Any, ...]
 R = TypeVar("R", bound=msgspec.Struct)
@@ -50,7 +52,8 @@ def _record(kind: type[R], row: Row) -> R:
 
 def of_session(row: SessionRow) -> Row:
     """Return the parameters of `keep_session`."""
-    return (row.id, row.owner, row.generation, row.strategy, row.since, row.renewed, row.crashes, row.announced)
+    strategy = None if row.strategy is None else row.strategy.value
+    return (row.id, row.owner, row.generation, strategy, row.since, row.renewed, row.crashes, row.announced)
 
 
 def session_of(row: Row) -> SessionRow:
@@ -61,16 +64,16 @@ def session_of(row: Row) -> SessionRow:
 
 def of_share(row: ShareRow) -> Row:
     """Return the parameters of `keep_share`."""
-    return (row.session, row.principal, row.may, row.at)
+    return (row.session, row.principal, None if row.may is None else row.may.value, row.at)
 
 
 def of_run(row: RunRow) -> Row:
     """Return the parameters of `admit_run` and `end_run`."""
-    ending = None if row.outcome is None else row.outcome.ending
+    ending, outcome = (None, None) if row.outcome is None else (row.outcome.ending.value, text_of(row.outcome))
     return (
-        row.id, row.session, row.principal, row.kind, row.text, row.admitted_at, row.key, row.deadline, row.parent,
-        row.home, row.agent, row.detached, row.alias, row.generation, row.started, ending,
-        None if row.outcome is None else text_of(row.outcome), row.cut, row.told, row.instructions, row.announce,
+        row.id, row.session, row.principal, row.kind.value, row.text, row.admitted_at, row.key, row.deadline,
+        row.parent, row.home, row.agent, int(row.detached), row.alias, row.generation, int(row.started), ending,
+        outcome, row.cut, int(row.told), row.instructions, None if row.announce is None else row.announce.value,
     )  # fmt: skip
 
 
@@ -166,6 +169,18 @@ def stop_of(row: Row) -> StopKey:
     """Return a row of `stops` as a record."""
     *kept, aborted, already = row
     return _record(StopKey, (*kept, bool(aborted), already))
+
+
+def loaded_of(session: SessionId, found: list[Row]) -> Loaded:
+    """Return the rows of `load`, one for each mark or a single one, as a record."""
+    row = found[0]
+    return Loaded(
+        session=None if row[0] is None else session_of(row[:9]),
+        key=None if row[9] is None else key_of(row[9:16]),
+        buried=row[16] is not None,
+        previous=outcome_of(row[17], drained=row[18]),
+        marks=tuple(mark_of((session, *each[19:])) for each in found if each[19] is not None),
+    )
 
 
 def wake_of(row: Row) -> WakeRow:

@@ -26,21 +26,21 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from interlock.core.decision import Decision, Verdict
+from interlock.core.decision import Decision
 from interlock.core.events import Ended, Event
 from interlock.core.names import Drain, RunId, SessionId
-from interlock.core.outcome import Outcome
-from interlock.core.receipt import Receipt
 from interlock.stores import bounds
-from interlock.stores.base import OldToken, StoreFailed, Ticket, Unsure
+from interlock.stores.base import StoreFailed, Ticket
 from interlock.stores.sqlite import rows
-from interlock.stores.sqlite.schema import connect, statements
+from interlock.stores.sqlite.checkpoints import Checkpoints
+from interlock.stores.sqlite.decisions import SQL, Answer, carry_out
+from interlock.stores.sqlite.faults import Replaced, identity, is_passing, of_disk, reason, unsure
+from interlock.stores.sqlite.reader import ORPHAN_SECONDS
 
 log = logging.getLogger("interlock")
 
 T = TypeVar("T")
-Written = Callable[[list[Event], list[tuple[SessionId, RunId]]], None]
-Answer = Verdict | StoreFailed
+Written = Callable[[list[Event]], None]
 
 # A full line refuses decisions, but never one that holds an ending: an ending must not be lost.
 LINE = 10_000
@@ -52,30 +52,10 @@ FORGOTTEN = 50_000
 PIECE_EVENTS = 1_000
 # Pause after the disk refused events.
 REST_SECONDS = 0.5
-# A write-ahead log of this length is copied into the database by a thread beside the writer.
-CHECKPOINT_BYTES = 4 * 1024 * 1024
-# From this length on the writer itself starts the write-ahead log anew, but only when fewer than RESTART_PAGES are left
-# to copy: callers wait while it does.
-RESTART_BYTES = 64 * 1024 * 1024
-RESTART_PAGES = 2_000
-# A thread without work checks this often whether its event loop was closed.
-ORPHAN_SECONDS = 1.0
-# One frame of the write-ahead log: a header and a page.
-FRAME_BYTES = 24 + 4096
 # Events that have waited for decisions this long are written next.
 LATE_SECONDS = 0.1
 # `close` waits this long for a database that another process has locked.
 CLOSE_SECONDS = 0.5
-# After one of these errors the content of the disk is unknown.
-UNSURE = {
-    sqlite3.SQLITE_IOERR_FSYNC,
-    sqlite3.SQLITE_IOERR_DIR_FSYNC,
-    sqlite3.SQLITE_IOERR_TRUNCATE,
-    sqlite3.SQLITE_CORRUPT,
-    sqlite3.SQLITE_NOTADB,
-}
-PASSED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-SQL = {**statements("decisions"), **statements("events"), **statements("prune")}
 
 
 class Writer:
@@ -85,14 +65,12 @@ class Writer:
         self, path: Path, connection: sqlite3.Connection, written: Written, unlock: Callable[[], None]
     ) -> None:
         self._path = path
-        self._wal = path.with_name(f"{path.name}-wal")
         self._connection = connection
         self._execute = connection.execute
         self._written = written
         self._unlock = unlock
-        self._file = _identity(path)
-        # Pages of the write-ahead log that the last copy left behind.
-        self._backlog: int | None = None
+        self._file = identity(path)
+        self._checkpoints = Checkpoints(path, self._die_if_unsure)
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -101,19 +79,21 @@ class Writer:
         self._passing: deque[Event] = deque()
         # Events that still stand in one of the two lines above and must not be written.
         self._forgotten: set[tuple[SessionId, int]] = set()
-        self._over: deque[tuple[SessionId, RunId]] = deque()
         self._dropped: dict[SessionId, int] = {}
+        # Terminal events that were dropped: their runs are told as ended all the same.
+        self._over: deque[Event] = deque()
         self._chores: deque[tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]] = deque()
         # Events are to be written now.
         self._due = False
         self._resting_until = 0.0
         self._due_since = 0.0
-        # How many passing events of each run are in the database.
-        self._passing_written: dict[RunId | None, int] = {}
+        # The runs with passing events in the database, and how many this start has written of each.
+        self._passing_written: dict[RunId | None, int] = dict.fromkeys(
+            (RunId(row[0]) for row in connection.execute(SQL["runs_with_passing"])), 0
+        )
         self._closing_at: float | None = None
         # The caller of `close` says that nothing was cut short.
         self._clean = False
-        self._copying: threading.Thread | None = None
         self._dead: StoreFailed | None = None
         self._closed: asyncio.Future[None] = self._loop.create_future()
         self._thread = threading.Thread(target=self._work, name="interlock store", daemon=True)
@@ -166,13 +146,11 @@ class Writer:
     def _wanted(self, events: Iterable[Event]) -> Iterable[Event]:
         return (event for event in events if (event.session, event.position) not in self._forgotten)
 
-    def end(self, session: SessionId, run_id: RunId) -> None:
-        """Drop a run's passing events, and note that its terminal event is in the log."""
-        self._over.append((session, run_id))
-
-    def drop(self, session: SessionId, position: int) -> None:
-        """Note that events of a session up to a position were dropped before they were written."""
-        self._dropped[session] = position
+    def drop(self, session: SessionId, events: list[Event]) -> None:
+        """Forget the oldest events of a session, and note that its log has a gap there; an ended run stays ended."""
+        self.forget(events)
+        self._dropped[session] = events[-1].position
+        self._over.extend(event for event in events if isinstance(event.data, Ended))
 
     def flush(self) -> None:
         """Write events now."""
@@ -244,8 +222,7 @@ class Writer:
         return self._due and time.monotonic() - self._due_since > LATE_SECONDS
 
     def _close_database(self) -> None:
-        if self._copying is not None:
-            self._copying.join()
+        self._checkpoints.join()
         with contextlib.suppress(sqlite3.Error):
             if self._dead is None and not self._lasting:
                 if self._clean:
@@ -268,7 +245,7 @@ class Writer:
                 self._execute("BEGIN IMMEDIATE")
                 return True
             except sqlite3.OperationalError as error:
-                if _code(error) & 0xFF not in PASSED:
+                if not is_passing(error):
                     raise
                 if self._closing_at is not None and time.monotonic() > self._closing_at:
                     raise
@@ -298,22 +275,10 @@ class Writer:
         self._in_loop(self._answer_tickets, list(zip(batch, answers, strict=True)), events)
 
     def _commit(self, batch: list[Ticket], events: list[Event]) -> list[Answer]:
-        self._connection.executemany(SQL["add_event"], _as_rows(events))
-        self._execute("SAVEPOINT batch")
-        try:
-            answers = [self._carry_out(ticket.decision) for ticket in batch]
-        except Exception as error:
-            if _of_disk(error):
-                raise
-            # Roll back to the savepoint, not the transaction: the lock stays ours, so no other process can come
-            # between and keep the batch, which can no longer be withdrawn, waiting.
-            self._execute("ROLLBACK TO batch")
-            answers = [self._carry_out_alone(ticket.decision) for ticket in batch]
-        for event in events:
-            # The terminal event is in the log, so the run's deltas leave it.
-            if isinstance(event.data, Ended) and event.run_id is not None:
-                self._execute(SQL["drop_passing"], (event.session, event.run_id))
-                self._execute(SQL["tell_run"], (event.run_id,))
+        self._add_events(events)
+        answers = self._carry_out(batch)
+        # After the decisions: one of them may bring the run's row.
+        ended = self._tell_ended(events)
         # The commit. When COMMIT returns, every decision of the batch is on disk, whole, together with the lasting
         # events that were published before it: `synchronous` is FULL here, so COMMIT has waited for the fsync. Only
         # after that does `_answer_tickets` run, and only an answer lets the runtime acknowledge a message, begin an
@@ -327,20 +292,36 @@ class Writer:
         # second fsync would report them as stored (race 85).
         self._execute("COMMIT")
         # If the file was removed or replaced, the next start opens another one: this commit may be lost.
-        if _identity(self._path) != self._file:
-            raise _Replaced("the store's file was removed or replaced while it was in use")
+        if identity(self._path) != self._file:
+            raise Replaced("the store's file was removed or replaced while it was in use")
+        self._forget_passing(ended)
         return answers
 
+    def _carry_out(self, batch: list[Ticket]) -> list[Answer]:
+        """Carry out a batch; of several decisions, one whose content makes it fail does not spoil the others."""
+        if len(batch) == 1:
+            return [carry_out(self._connection, batch[0].decision)]
+        self._execute("SAVEPOINT batch")
+        try:
+            return [carry_out(self._connection, ticket.decision) for ticket in batch]
+        except Exception as error:
+            if of_disk(error):
+                raise
+            # Roll back to the savepoint, not the transaction: the lock stays ours, so no other process can come
+            # between and keep the batch, which can no longer be withdrawn, waiting.
+            self._execute("ROLLBACK TO batch")
+            return [self._carry_out_alone(ticket.decision) for ticket in batch]
+
     def _carry_out_alone(self, decision: Decision) -> Answer:
-        """Carry out one decision in a savepoint; one that fails is rolled back and does not spoil the others."""
+        """Carry out one decision in a savepoint; one that fails is rolled back."""
         self._execute("SAVEPOINT alone")
         try:
-            answer = self._carry_out(decision)
+            answer = carry_out(self._connection, decision)
         except Exception as error:
-            if _of_disk(error):
+            if of_disk(error):
                 raise
             self._execute("ROLLBACK TO alone")
-            answer = StoreFailed(f"the store cannot hold this decision ({_reason(error)}); nothing was kept")
+            answer = _unfit(error)
         self._execute("RELEASE alone")
         return answer
 
@@ -369,15 +350,17 @@ class Writer:
 
     def _refuse(self, batch: list[Ticket], error: Exception, *, alone: bool) -> None:
         """Answer a batch that failed, or try it once more without its events: it may fit without them."""
-        if _unsure(error):
-            self._die(Unsure(_UNSURE.format(_reason(error))), batch)
-        elif alone:
+        if (failure := unsure(error)) is not None:
+            self._die(failure, batch)
+        elif alone or not of_disk(error):
             # The batch is empty if not even the lock could be had; the line is refused then.
             batch = batch or self._claim()
-            failure = StoreFailed(
-                f"the store did not accept the write ({_reason(error)}); nothing was kept, try again later"
+            refusal = (
+                StoreFailed(f"the store did not accept the write ({reason(error)}); nothing was kept, try again later")
+                if of_disk(error)
+                else _unfit(error)
             )
-            self._in_loop(self._answer_tickets, [(ticket, failure) for ticket in batch], [])
+            self._in_loop(self._answer_tickets, [(ticket, refusal) for ticket in batch], [])
         else:
             self._write_alone(batch)
 
@@ -392,8 +375,8 @@ class Writer:
             self._in_loop(self._answer_tickets, list(zip(batch, answers, strict=True)), [])
 
     def _die_if_unsure(self, error: Exception) -> None:
-        if _unsure(error):
-            self._die(Unsure(_UNSURE.format(_reason(error))))
+        if (failure := unsure(error)) is not None:
+            self._die(failure)
 
     def _die(self, failure: StoreFailed, batch: Iterable[Ticket] = ()) -> None:
         """Accept nothing more, and answer every caller that waits."""
@@ -408,81 +391,12 @@ class Writer:
 
     def _answer_tickets(self, answers: list[tuple[Ticket, Answer]], events: list[Event]) -> None:
         """In the loop: answer tickets in the order in which they were decided."""
-        self._written(events, [])
+        self._written(events)
         for ticket, answer in answers:
             if isinstance(answer, StoreFailed):
                 ticket.refuse(answer)
             else:
                 ticket.accept(answer)
-
-    # One decision
-
-    def _carry_out(self, decision: Decision) -> Answer:
-        """Write one decision, conditionally, inside the open transaction."""
-        execute = self._execute
-        if decision.writer is not None:
-            known = execute(SQL["writer_right"], (decision.writer.session,)).fetchone()
-            if known is not None and known[0] > decision.writer.generation:
-                return OldToken("the session's writer right has passed to another run; this one is over")
-        for session in decision.sessions:
-            execute(SQL["keep_session"], rows.of_session(session))
-        for run in decision.admissions:
-            execute(SQL["admit_run"], rows.of_run(run))
-        found: list[Outcome] = []
-        for run in decision.endings:
-            assert run.outcome is not None
-            if not execute(SQL["end_run"], rows.of_run(run)).rowcount:
-                other = self._found(run.id)
-                if other is not None and not other.same_story(run.outcome):
-                    found.append(other)
-        for run_id in decision.starts:
-            if not execute(SQL["start_run"], (run_id,)).rowcount and (other := self._found(run_id)) is not None:
-                found.append(other)
-        for run_id in decision.told:
-            execute(SQL["tell_run"], (run_id,))
-            execute(SQL["drop_passing_of"], (run_id,))
-        for key in decision.keys:
-            execute(SQL["keep_key"], rows.of_key(key))
-        for tombstone in decision.tombstones:
-            execute(SQL["bury_key"], (tombstone.principal, tombstone.key))
-        for tool in decision.tools:
-            execute(SQL["keep_tool"], rows.of_tool(tool))
-        for message, absorber in decision.aliases:
-            execute(SQL["alias_run"], (message, absorber))
-        for question in decision.questions:
-            execute(SQL["keep_question"], rows.of_question(question))
-        for wake in decision.wakes:
-            execute(SQL["keep_wake"], (wake.id, rows.text_of(wake)))
-        for wake_id in decision.unwakes:
-            execute(SQL["remove_wake"], (wake_id,))
-        for mark in decision.marks:
-            execute(SQL["expire_marks"], rows.expiring(mark))
-            execute(SQL["keep_mark"], rows.of_mark(mark))
-            execute(SQL["cover_marks"], rows.of_mark(mark)[:3])
-        for stop in decision.stops:
-            execute(SQL["keep_stop"], rows.of_stop(stop))
-        for share in decision.shares:
-            execute(SQL["keep_share"], rows.of_share(share))
-        for receipt in decision.receipts:
-            self._store_receipt(receipt)
-        for session_id in decision.rises:
-            execute(SQL["raise_session"], (session_id,))
-        return Verdict(found=tuple(found))
-
-    def _found(self, run_id: RunId) -> Outcome | None:
-        known = self._execute(SQL["found_outcome"], (run_id,)).fetchone()
-        return None if known is None else rows.outcome_of(known[0], drained=known[1])
-
-    def _store_receipt(self, receipt: Receipt) -> None:
-        known = [
-            self._execute(SQL["receipt_of_run"], (receipt.id, run.outcome.drained, run.id)).rowcount
-            for run in receipt.runs
-        ]
-        if receipt.runs and not any(known):
-            # The receipt came after its runs were pruned.
-            return
-        pending = receipt.drain is Drain.PENDING
-        self._execute(SQL["keep_receipt"], (receipt.id, pending, not receipt.runs, rows.text_of(receipt)))
 
     # Events
 
@@ -500,11 +414,8 @@ class Writer:
                 self._over.extendleft(reversed(over))
                 return True
             lasting = self._pop_events(EVENTS_WITH_DECISIONS)
-            self._connection.executemany(SQL["add_event"], _as_rows(lasting))
-            for session, run_id in over:
-                self._execute(SQL["drop_passing"], (session, run_id))
-                self._execute(SQL["tell_run"], (run_id,))
-                self._passing_written.pop(run_id, None)
+            self._add_events(lasting)
+            ended = self._tell_ended(lasting + over)
             self._connection.executemany(SQL["remember_dropped"], dropped.items())
             while piece := self._pop_events(PIECE_EVENTS, passing=True):
                 passing += piece
@@ -521,7 +432,7 @@ class Writer:
             self._resting_until = time.monotonic() + REST_SECONDS
             self._die_if_unsure(error)
             if self._dead is None:
-                log.warning("events wait for the disk: %s", _reason(error))
+                log.warning("events wait for the disk: %s", reason(error))
             return False
         finally:
             with contextlib.suppress(sqlite3.Error):
@@ -529,9 +440,45 @@ class Writer:
         for session, position in dropped.items():
             if self._dropped.get(session) == position:
                 del self._dropped[session]
-        self._in_loop(self._written, lasting + passing, over)
-        self._copy_if_long()
+        self._forget_passing(ended)
+        self._in_loop(self._written, lasting + over + passing)
+        self._checkpoints.copy_if_long(self._connection)
         return bool(self._passing or self._lasting or self._over)
+
+    def _add_events(self, events: list[Event]) -> None:
+        """Add lasting events to the log."""
+        try:
+            self._connection.executemany(SQL["add_event"], map(rows.of_event, events))
+        except Exception as error:
+            if of_disk(error):
+                raise
+            for event in events:
+                self._add_event(event)
+
+    def _add_event(self, event: Event) -> None:
+        try:
+            self._execute(SQL["add_event"], rows.of_event(event))
+        # No event that passed the outlet should fail here; one that does is left out and must not stop the others.
+        except Exception as error:
+            if of_disk(error):
+                raise
+            log.exception("an event of session %s cannot be written", event.session)
+
+    def _tell_ended(self, events: list[Event]) -> list[RunId]:
+        """Note that runs' terminal events are in the log, and drop those runs' passing events; return the runs.
+
+        None of these passing events can be written later: the loop forgets them before it adds the terminal event.
+        """
+        over = [(event.session, event.run_id) for event in events if isinstance(event.data, Ended) and event.run_id]
+        for session, run_id in over:
+            self._execute(SQL["tell_run"], (run_id,))
+            if run_id in self._passing_written:
+                self._execute(SQL["drop_passing"], (session, run_id))
+        return [run_id for _, run_id in over]
+
+    def _forget_passing(self, ended: list[RunId]) -> None:
+        for run_id in ended:
+            self._passing_written.pop(run_id, None)
 
     def _trim(self, piece: list[Event]) -> None:
         """Keep a long run's passing events within their bound."""
@@ -550,62 +497,10 @@ class Writer:
         except Exception as error:
             self._rollback()
             self._die_if_unsure(error)
-            failure = self._dead or StoreFailed(f"the store could not tidy up ({_reason(error)})")
+            failure = self._dead or StoreFailed(f"the store could not tidy up ({reason(error)})")
             self._in_loop(_fail, done, failure)
         else:
             self._in_loop(_finish, done, result)
-
-    # The write-ahead log
-
-    def _copy_if_long(self) -> None:
-        """Keep the write-ahead log short: a thread beside the writer copies it, and the writer only restarts it."""
-        with contextlib.suppress(OSError, sqlite3.Error):
-            if self._copying is not None and self._copying.is_alive():
-                return
-            if self._backlog is not None and self._backlog < RESTART_PAGES and self._reaches(RESTART_BYTES):
-                self._checkpoint(self._connection, "RESTART")
-            elif self._reaches(CHECKPOINT_BYTES):
-                self._copying = threading.Thread(target=self._copy, name="interlock store copies", daemon=True)
-                self._copying.start()
-
-    def _reaches(self, size: int) -> bool:
-        """Whether the write-ahead log has reached a size.
-
-        Its file never shrinks, so the file's length says nothing. Each frame of the present log repeats the salts of
-        the log's header: a frame at that size with the same salts belongs to the present log.
-        """
-        with self._wal.open("rb", buffering=0) as wal:
-            salts = wal.read(32)[16:24]
-            wal.seek(32 + size // FRAME_BYTES * FRAME_BYTES)
-            return wal.read(16)[8:16] == salts
-
-    def _checkpoint(self, connection: sqlite3.Connection, how: str) -> None:
-        try:
-            _, pages, copied = connection.execute(f"PRAGMA wal_checkpoint({how})").fetchone()
-            self._backlog = pages - copied if how == "PASSIVE" else None
-        # Pages that cannot be copied stay in the write-ahead log and are not lost, unless rule 4 applies.
-        except sqlite3.Error as error:
-            self._die_if_unsure(error)
-
-    def _copy(self) -> None:
-        with contextlib.suppress(sqlite3.Error):
-            beside = connect(self._path, writes=True)
-            try:
-                self._checkpoint(beside, "PASSIVE")
-            finally:
-                beside.close()
-
-
-class _Replaced(Exception):
-    """The open file is not the one that the next start would open."""
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 def unhurried(decision: Decision) -> bool:
@@ -614,42 +509,8 @@ def unhurried(decision: Decision) -> bool:
     return bool(receipts) and not decision.endings and all(each.drain is not Drain.PENDING for each in receipts)
 
 
-_UNSURE = (
-    "the disk failed ({}): whether this was kept is not known, and nothing more is taken; "
-    "look at the disk and restart, then send it again with the same key"
-)
-
-
-def _unsure(error: Exception) -> bool:
-    """Whether the content of the disk is unknown after this error."""
-    return isinstance(error, _Replaced) or _code(error) in UNSURE or _code(error) & 0xFF in UNSURE
-
-
-def _of_disk(error: Exception) -> bool:
-    """Whether the disk or the database caused the error, not the content that was to be written."""
-    return isinstance(error, sqlite3.OperationalError) or type(error) is sqlite3.DatabaseError
-
-
-def _as_rows(events: Iterable[Event]) -> Iterable[rows.Row]:
-    for event in events:
-        try:
-            event.session.encode(), (event.run_id or "").encode()
-            yield rows.of_event(event)
-        # No event that passed the outlet should fail here; one that does is left out and must not stop the others.
-        except Exception:
-            log.exception("an event of session %s cannot be written", event.session)
-
-
-def _code(error: BaseException) -> int:
-    return getattr(error, "sqlite_errorcode", 0) or 0
-
-
-def _name(error: BaseException) -> str:
-    return getattr(error, "sqlite_errorname", None) or type(error).__name__
-
-
-def _reason(error: BaseException) -> str:
-    return str(error) if isinstance(error, _Replaced) else f"{_name(error)}: {error}"
+def _unfit(error: Exception) -> StoreFailed:
+    return StoreFailed(f"the store cannot hold this decision ({reason(error)}); nothing was kept")
 
 
 def _fail(done: asyncio.Future[Any], failure: StoreFailed) -> None:

@@ -46,17 +46,20 @@ ON CONFLICT (id) DO NOTHING;
 -- name: end_run
 -- Write an ending where none stands; `lost` is a guess and yields. A run that was never seated, in a session without a
 -- row, loses its text and instructions: the session has no owner yet, and its first owner must not read them.
+-- A receipt in the same decision is noted with the ending.
 INSERT INTO runs (id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
-    generation, started, ending, outcome, cut, told, instructions, announce)
+    generation, started, ending, outcome, cut, told, instructions, announce, receipt, drained)
 VALUES (?1, ?2, ?3, ?4, CASE WHEN ?14 IS NULL AND NOT EXISTS (SELECT 1 FROM sessions WHERE id = ?2) THEN '' ELSE ?5 END,
     ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19,
-    CASE WHEN ?14 IS NULL AND NOT EXISTS (SELECT 1 FROM sessions WHERE id = ?2) THEN NULL ELSE ?20 END, ?21)
+    CASE WHEN ?14 IS NULL AND NOT EXISTS (SELECT 1 FROM sessions WHERE id = ?2) THEN NULL ELSE ?20 END, ?21, ?22, ?23)
 ON CONFLICT (id) DO UPDATE SET
     ending = excluded.ending,
     outcome = excluded.outcome,
     cut = excluded.cut,
     told = max(told, excluded.told),
-    generation = coalesce(excluded.generation, generation)
+    generation = coalesce(excluded.generation, generation),
+    receipt = coalesce(excluded.receipt, receipt),
+    drained = max(drained, excluded.drained)
 WHERE ending IS NULL OR ending = 'lost';
 
 -- name: found_outcome

@@ -7,6 +7,10 @@ ON CONFLICT DO NOTHING;
 -- Add passing events: those of one run and one moment are one row.
 INSERT INTO passing (position, session, run_id, events) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING;
 
+-- name: runs_with_passing
+-- Runs with passing events.
+SELECT DISTINCT run_id FROM (SELECT DISTINCT session, run_id FROM passing);
+
 -- name: drop_passing
 -- Delete the passing events of a run that has ended; its blocks and its terminal event hold their text.
 DELETE FROM passing WHERE session = ? AND run_id = ?;

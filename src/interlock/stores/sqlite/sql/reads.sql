@@ -1,3 +1,21 @@
+-- name: load
+-- All that must be known before a message is decided on: its session, the first use of its key, whether the key was
+-- stopped before its message arrived, how the session's last turn ended (turns before the last reset are not part of this
+-- transcript), and where the session's stops stood in their own channels: a row for each of them.
+SELECT s.id, s.owner, s.generation, s.strategy, s.since, s.renewed, s.crashes, s.announced,
+    (SELECT json_group_object(principal, may) FROM shares WHERE session = s.id AND may IS NOT NULL),
+    k.principal, k.key, k.method, k.digest, k.run_id, k.generation, k.superseded,
+    t.serial, r.outcome, r.drained, m.channel, m."by", m.at, m.stopped_at
+FROM (SELECT ?1 AS session, ?2 AS principal, ?3 AS key) asked
+    LEFT JOIN sessions s ON s.id = asked.session
+    LEFT JOIN keys k ON k.principal = asked.principal AND k.key = asked.key
+    LEFT JOIN tombstones t ON t.principal = asked.principal AND t.key = asked.key
+    LEFT JOIN runs r ON r.serial = (SELECT serial FROM runs
+        WHERE session = asked.session AND ending IS NOT NULL AND generation > coalesce(s.renewed, -1)
+        ORDER BY generation DESC LIMIT 1)
+    LEFT JOIN marks m ON m.session = asked.session
+ORDER BY m.serial;
+
 -- name: session
 -- One session.
 SELECT id, owner, generation, strategy, since, renewed, crashes, announced,
@@ -18,25 +36,6 @@ FROM sessions s LEFT JOIN runs r ON r.session = s.id
 WHERE s.id NOT GLOB 'run:*' AND (?2 IS NULL OR s.owner = ?2
     OR s.id IN (SELECT session FROM shares WHERE principal = ?2 AND may IS NOT NULL))
 GROUP BY s.id ORDER BY max(r.serial) DESC, s.id LIMIT ?1;
-
--- name: key
--- The first use of a key.
-SELECT principal, key, method, digest, run_id, generation, superseded FROM keys WHERE principal = ? AND key = ?;
-
--- name: tombstone
--- Whether a key was stopped before its message arrived.
-SELECT 1 FROM tombstones WHERE principal = ? AND key = ?;
-
--- name: previous
--- How the session's last turn ended. Turns before the last reset are not part of this transcript.
-SELECT outcome, drained FROM runs
-WHERE session = ?1 AND ending IS NOT NULL
-    AND generation > coalesce((SELECT renewed FROM sessions WHERE id = ?1), -1)
-ORDER BY generation DESC LIMIT 1;
-
--- name: marks
--- A session's stop marks: where its stops stood in their own channels.
-SELECT session, channel, "by", at, stopped_at FROM marks WHERE session = ? ORDER BY serial;
 
 -- name: run
 -- One run.
