@@ -218,18 +218,15 @@ class Teller:
         """
         if event.run_id is None:
             return {name: [] for name in names}
-        told = self._runs.get(event.run_id) or _Telling(event)
+        told, data = self._runs.get(event.run_id), event.data
+        if told is None:
+            told = self._runs[event.run_id] = _Telling(event)
         changes = told.story.take(event)
-        match event.data:
-            case Ended():
-                self._runs.pop(event.run_id, None)
-            case MessageData(of=str(of)):
-                self._runs.pop(of, None)
-            # A message that waits may be absorbed and have no ending, so the text of an announcement alone is kept.
-            case MessageData(child=None):
-                pass
-            case _:
-                self._runs[event.run_id] = told
+        if isinstance(data, MessageData) and data.of is not None:
+            self._runs.pop(data.of, None)
+        # A message that waits may be absorbed and have no ending, so of messages only an announcement is kept.
+        elif isinstance(data, Ended) or (isinstance(data, MessageData) and data.child is None):
+            del self._runs[event.run_id]
         wordings = {name: _words(told, replace(event, session=SessionId(name)), changes) for name in names}
         for items in wordings.values():
             for item in items:
@@ -240,9 +237,7 @@ class Teller:
 def _words(told: _Telling, event: Event, changes: tuple[Data, ...]) -> list[Item]:
     match event.data:
         case Delta() | Block():
-            return [
-                item for change in changes if isinstance(change, Delta) for item in _texts(told, event, change.text)
-            ]
+            return _texts(told, event, changes)
         case Ended():
             # The terminal event has the results of calls, and the text.
             void = [change for change in changes if isinstance(change, QuestionData)]
@@ -261,13 +256,16 @@ def _words(told: _Telling, event: Event, changes: tuple[Data, ...]) -> list[Item
             return _other(event)
 
 
-def _texts(told: _Telling, event: Event, text: str) -> list[Item]:
+def _texts(told: _Telling, event: Event, changes: tuple[Data, ...]) -> list[Item]:
+    items: list[Item] = []
     seq = b"%d" % event.position
     tail = b',"generation":%b},"ts":%d,"seq":%b}' % (encode(event.generation), event.at * 1000, seq)
-    return [
-        Item(event.session, event.run_id, told.chat(event), text=text, tail=b',"seq":%b}' % seq, passing=True),
-        Item(event.session, event.run_id, told.assistant, text=text, tail=tail, passing=True),
-    ]
+    for change in changes:
+        if isinstance(change, Delta):
+            text, end = change.text, b',"seq":%b}' % seq
+            items.append(Item(event.session, event.run_id, told.chat(event), text=text, tail=end, passing=True))
+            items.append(Item(event.session, event.run_id, told.assistant, text=text, tail=tail, passing=True))
+    return items
 
 
 def _asked(event: Event, asked: QuestionData) -> list[Item]:
