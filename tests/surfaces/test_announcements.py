@@ -33,6 +33,11 @@ def announces(data: dict[str, Any]) -> bool:
     return data.get("type") == "message" and data.get("child") is not None
 
 
+def starts(event: dict[str, Any], run: str) -> bool:
+    """Return whether an event is the start of a run."""
+    return event.get("run_id") == run and event["data"]["type"] == "started"
+
+
 def test_published_clients_see_its_turn_as_chat_of_the_session(server: House) -> None:
     """The announcement's reply streams and ends under the session's own name, after the run that began the child."""
     with server.connect() as talk:
@@ -93,10 +98,11 @@ def test_our_own_wording_names_the_child(server: House) -> None:
         where, _ = leave(talk, "turn")
         talk.request("interlock.watch", watch=1, session=where)
         said = talk.event("interlock.event", lambda told: announces(told.get("event", {}).get("data", {})))
-        child = said["event"]["data"]["child"]
-        assert talk.request("agent.wait", runId=said["event"]["run_id"], timeoutMs=30_000)["status"] == "ok"
+        child, announcing = said["event"]["data"]["child"], said["event"]["run_id"]
+        # A message is no part of the conversation before its turn begins.
+        talk.event("interlock.event", lambda told: starts(told.get("event", {}), announcing))
         runs = {each["id"]: each for each in talk.request("interlock.runs", session=where, tree=True)}
         assert runs[child]["detached"] and runs[child]["outcome"]["text"] == "echo 42"
-        assert runs[said["event"]["run_id"]]["kind"] == "announce"
+        assert runs[announcing]["kind"] == "announce"
         entries = talk.request("interlock.history", session=where)
         assert next(entry["text"] for entry in entries if entry.get("child") == child).startswith(f"agent ({child})")
