@@ -29,6 +29,7 @@ from interlock.processes.base import SpawnFailed, SpawnOrder
 from interlock.processes.notice import Notice
 from interlock.processes.workers import ToolFailed
 from interlock.runtime.crew import Crew
+from interlock.runtime.flag import Flag
 from interlock.runtime.holds import Hold
 from interlock.runtime.inline import Bodies, Threads
 from interlock.runtime.live import Body, Child
@@ -71,7 +72,7 @@ class Turn:
         self.notice = Notice(hears)
         self.before: frozenset[object] = frozenset()  # the baseline: what was at work when the turn began
         self.bodies: list[Body] = []
-        self.over = asyncio.Event()  # set when the agent's own code has ended
+        self.over = Flag()  # set when the agent's own code has ended
 
     @property
     def quiet(self) -> bool:

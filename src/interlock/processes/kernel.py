@@ -82,7 +82,7 @@ def children() -> list[int]:
     """Return this process's children, dead ones too. An empty answer proves nothing; only ECHILD does."""
     me = os.getpid()
     try:
-        return [int(pid) for pid in read(f"/proc/{me}/task/{me}/children").split()]
+        return descent(me)
     except OSError:  # a kernel without that file
         return [pid for pid in pids() if (status := stat(pid)) is not None and status[1] == me]
 
@@ -97,6 +97,16 @@ def children_of(pid: int) -> list[int]:
             # That thread has exited, and its children belong to another thread.
             continue
     return found
+
+
+def descent(pid: int) -> list[int]:
+    """Return the children that the main thread of a process started or inherited."""
+    return [int(child) for child in read(f"/proc/{pid}/task/{pid}/children").split()]
+
+
+def threads(pid: int) -> int:
+    """Return how many threads a process has: its directory has a link for each, besides the two of every directory."""
+    return os.stat(f"/proc/{pid}/task").st_nlink - 2
 
 
 def below(pid: int, most: int) -> frozenset[int]:

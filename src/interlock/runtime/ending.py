@@ -329,11 +329,11 @@ class Endings:
                 await fall.successor.acked.wait()
             ticket = self._store.decide(fall.decision())
         fall.durable = True
-        fall.record()
         if self._adopt(fall, verdict):
             for outcome in verdict.found:
                 session = next(run.session for run in fall.runs if run.id == outcome.run_id)
                 self._feed.publish(session.id, None, Correction(outcome=outcome))
+        fall.record()
         self._show_receipt(fall)
         fall.kept.set()
 
