@@ -4,6 +4,7 @@ import _thread
 import asyncio
 import contextlib
 import gc
+import linecache
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -263,7 +264,9 @@ def test_nothing_is_collected_while_threads_are_looked_at() -> None:
     found: list[bool] = []
 
     def collecting(phase: str, _info: dict[str, int]) -> None:
-        found.append(sys._getframe(1).f_code is pools._frames.__code__)
+        where = sys._getframe(1)
+        line = linecache.getline(pools.__file__, where.f_lineno)
+        found.append(where.f_code is pools._frames.__code__ and "_current_frames" in line)
 
     before = gc.get_threshold()
     gc.callbacks.append(collecting)

@@ -322,7 +322,8 @@ class Connection:
             params, ignored, refused = frames.read_params(request, method)
             params = frames.resolve(params, asking.session_id)
             asking.ignored = (*ignored, *refused)
-            stops = stops or (isinstance(params, shapes.OwnChat) and is_typed(params, self.gateway.is_stop))
+            asking.typed = isinstance(params, shapes.OwnChat) and is_typed(params, self.gateway.is_stop)
+            stops = stops or asking.typed
             if self.outdated and not stops:
                 raise BadInput(frames.RELOAD)
             if refused and not stops:  # a stop is never refused for its other fields

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 class RequestContext:
     """What the handler of one request sees of its connection."""
 
-    __slots__ = ("_connection", "_written", "arrived", "by", "control", "ignored", "is_stop", "request")
+    __slots__ = ("_connection", "_written", "arrived", "by", "control", "ignored", "request", "typed")
 
     def __init__(self, connection: Connection, request: Request) -> None:
         self._connection, self.request = connection, request
-        self.control, self.by, self.is_stop = connection.control, connection.by, connection.gateway.is_stop
+        self.control, self.by = connection.control, connection.by
+        self.typed = False
         self.ignored: tuple[str, ...] = ()
         # Of a stop: when its frame was read.
         self.arrived = 0.0

@@ -48,7 +48,8 @@ class Context(Protocol):
 
     control: Control
     by: Principal
-    is_stop: Callable[[str], bool]
+    # The message is a command: a stop word, or `/new` or `/reset`.
+    typed: bool
 
     def first(self, payload: dict[str, Any], about: SessionId) -> None:
         """Send the first of two answers; the handler returns the second."""
@@ -92,7 +93,7 @@ def is_typed(asked: shapes.OwnChat, is_stop: Callable[[str], bool]) -> bool:
 
 def chat_send(on: Context, asked: shapes.OwnChat) -> Answering:
     name_of(asked.idempotency_key, "idempotencyKey")
-    if is_typed(asked, on.is_stop):
+    if on.typed:
         return _command(on, asked)
     _no_attachments(asked.attachments)
     sending = on.control.begin_send(
