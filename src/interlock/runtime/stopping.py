@@ -268,8 +268,7 @@ class Stopping:
     def _reset_here(self, session: Session, call: StopCall) -> Answering:
         by, now = call.by, self._clock.wall()
         if session.confirmed_owner is None or not self._authority.may(Action.RESET, by, whose=session.whose):
-            self._note(call, now, already=Ending.UNKNOWN)
-            raise UnknownSession(session.id, by)
+            return partial(self._unknown, session.id, by, self._note(call, now, already=Ending.UNKNOWN))
         processes = list(session.kept.running) if session.kept is not None else []
         everyone = [run for run in _everyone(session) if self._inbox.may_come(run)]
         fall = self._end_all(session, everyone, call, processes=processes, resets=True)
@@ -299,6 +298,12 @@ class Stopping:
             return msgspec.structs.replace(receipt, durable=receipt.durable and durable)
 
         return self._own(call, answer, always=True)
+
+    async def _unknown(self, session_id: SessionId, by: Principal, written: Ticket | None) -> Receipt:
+        """Say that there is no such session, once the key of the reset is stored: a second delivery must find it."""
+        if written is not None:
+            await self._soon(written, self._until())
+        raise UnknownSession(session_id, by)
 
     def _forget_turns(self, session: Session) -> None:
         session.previous = None
