@@ -73,6 +73,8 @@ def _fold(text: str) -> str:
     # NFKC makes a decomposed arrête and a full-width STOP equal to the phrases of the tables. lower() is used and not
     # casefold(), which would also turn ß into ss. A Turkish İ would lower-case to i and a loose dot, and EXİT would not
     # be exit, so İ is replaced first. The second NFKC joins that i with an accent after it.
+    if text.isascii():
+        return " ".join(text.lower().translate(_STRAIGHT).split())
     straight = text.translate(_STRAIGHT)
     folded = unicodedata.normalize("NFKC", straight).replace("İ", "i").lower()
     return " ".join(unicodedata.normalize("NFKC", folded).translate(_STRAIGHT).split())
@@ -88,6 +90,8 @@ def _plain(folded: str) -> str:
 
     People in a hurry leave out the accents, and the difference between ı and i.
     """  # noqa: RUF002
+    if folded.isascii():
+        return folded
     bare = _ACCENTS.sub("", unicodedata.normalize("NFD", folded)).replace("ı", "i")
     return unicodedata.normalize("NFC", bare)
 
@@ -109,11 +113,15 @@ def is_stop(
     own = _own_words((name,) if isinstance(name, str) else tuple(name or ()), tuple(also))
     if forwarded or len(text) > own.chars + len(mention or ""):
         return False
-    tokens = _tokens(_plain(_without(mention, text) if mention else normalise(text)))
-    # Most messages have a word that is in no table; they need not be read once per language.
-    if not tokens or not all(token is None or _as_meant(token, _known(), own.words) for token in tokens):
+    plain = _plain(_without(mention, text) if mention else normalise(text))
+    if plain.isascii() and any(word.isalpha() and not _is_known(word, own) for word in plain.split()):
         return False
-    return any(grammar.reads_stop(tokens, own) for grammar in _grammars())
+    tokens = _tokens(plain)
+    # Most messages have a word that is in no table. The others are read only in the languages that know every word.
+    spoken = _speaking(tokens, own) if tokens else 0
+    return spoken != 0 and any(
+        grammar.reads_stop(tokens or [], own) for at, grammar in enumerate(_grammars()) if spoken >> at & 1
+    )
 
 
 def _without(mention: str, text: str) -> str:
@@ -247,9 +255,32 @@ def _grammars() -> tuple[_Grammar, ...]:
 
 
 @cache
-def _known() -> frozenset[str]:
-    """Return the words of every language."""
-    return frozenset[str]().union(*(grammar.known for grammar in _grammars()))
+def _known() -> Mapping[str, int]:
+    """Return the words of every language, each with the languages that know it, a bit for each."""
+    known: dict[str, int] = {}
+    for at, grammar in enumerate(_grammars()):
+        for word in grammar.known:
+            known[word] = known.get(word, 0) | 1 << at
+    return known
+
+
+def _is_known(word: str, own: _Own) -> bool:
+    return word in _known() or word in own.words or _DRAWN_OUT.search(word) is not None
+
+
+def _speaking(tokens: Iterable[str | None], own: _Own) -> int:
+    """Return the languages that know every word of a message, a bit for each; the caller's own words are in all."""
+    known, every = _known(), (1 << len(_grammars())) - 1
+    spoken = every
+    for token in tokens:
+        if token is None or token in own.words:
+            continue
+        # A drawn-out word may be one word in one language and another in the next: ask each grammar.
+        knowing = known.get(token) if _DRAWN_OUT.search(token) is None else every
+        if knowing is None or _as_meant(token, known, own.words) is None:
+            return 0
+        spoken &= knowing
+    return spoken
 
 
 def _letters(phrase: str) -> list[str]:
