@@ -265,13 +265,16 @@ def test_nothing_is_collected_while_threads_are_looked_at() -> None:
     def collecting(phase: str, _info: dict[str, int]) -> None:
         found.append(sys._getframe(1).f_code is pools._frames.__code__)
 
-    before = gc.get_threshold()
+    before, enabled = gc.get_threshold(), gc.isenabled()
+    gc.enable()
     gc.callbacks.append(collecting)
     gc.set_threshold(1)
     try:
         for _ in range(20):
-            pools.at_work()
+            pools._frames()
     finally:
         gc.set_threshold(*before)
         gc.callbacks.remove(collecting)
+        if not enabled:
+            gc.disable()
     assert found and not any(found)

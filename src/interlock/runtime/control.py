@@ -106,7 +106,7 @@ class Control:
         self._authority = Authority(admins, readers)
         self.guards = Guards(self._authority)
         self.naming = Naming()
-        self._registry = Registry(boot)
+        self._registry = Registry(boot, store.epoch)
         self._crew = Crew()
         self._clock = Clock(loop)
         self.feed = Feed(self._registry, store, self._clock)
@@ -661,7 +661,7 @@ class Control:
         self._here()
         session_id, principal = SessionId(name_of(session, "session")), Principal(name_of(by, "by"))
         since = await self._owned(session_id, principal)
-        log = await whole_log(self._store, session_id, after=since)
+        log = await whole_log(self.feed.log, session_id, after=since)
         # Ask again after the read (rule 3).
         await self._owned(session_id, principal)
         return transcript(log)
@@ -678,7 +678,7 @@ class Control:
         fall = None if live is None else live.itself.fall
         kept = None if live is not None else await read(self._sight.kept_receipt(ReceiptId(run_id), principal))
         receipt = kept if fall is None else self._sight.receipt(fall, principal)
-        log = await whole_log(self._store, session_id)
+        log = await whole_log(self.feed.log, session_id)
         # Ask again after the reads (rule 3).
         await self._seen(run_id, principal)
         return timeline(run_id, log, receipt)
@@ -708,7 +708,7 @@ class Control:
         else:
             session_id, only = found
             guard = await self._guard_of(only, principal, buffer)
-        view = Watch(session_id, registry=self._registry, store=self._store, feed=self.feed, clock=self._clock)
+        view = Watch(session_id, registry=self._registry, feed=self.feed, clock=self._clock)
         with self.guards.held(guard):
             async with aclosing(view.events(after, only, buffer=buffer)) as events:
                 async for event in events:

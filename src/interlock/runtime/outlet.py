@@ -26,6 +26,7 @@ from interlock.runtime.clock import Clock
 from interlock.runtime.live import LiveRun
 from interlock.runtime.registry import Registry
 from interlock.runtime.settings import REPLY_BYTES
+from interlock.runtime.unwritten import Unwritten
 from interlock.runtime.values import need_utf8
 from interlock.stores.base import Store
 
@@ -67,7 +68,7 @@ class Feed:
 
     def __init__(self, registry: Registry, store: Store, clock: Clock) -> None:
         self._registry = registry
-        self._store = store
+        self.log = Unwritten(store, registry.positions.keep)
         self._clock = clock
         self._subscribers: dict[SessionId | None, list[Subscriber]] = {}  # under None: those of every session
         self._closed = False
@@ -88,15 +89,16 @@ class Feed:
 
     def publish(self, session: SessionId, run: Speaker | None, data: Data) -> Event:
         """Give an event its position, log it, and give it to every subscriber. Events of runs come from an Outlet."""
+        count = self._registry.count(session)
         event = Event(
-            position=self._registry.position(),
+            position=count.next(),
             at=self._clock.wall(),
             session=session,
             run_id=None if run is None else run.id,
             generation=None if run is None else run.generation,
             data=data,
         )
-        self._store.append(event)
+        self.log.append(event, count.tell())
         for subscriber in self._listening(session):
             try:
                 subscriber.put(event)

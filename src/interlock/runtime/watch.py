@@ -18,7 +18,7 @@ from interlock.runtime.clock import Clock
 from interlock.runtime.outlet import Feed
 from interlock.runtime.registry import Registry
 from interlock.runtime.settings import WATCH_EVENTS
-from interlock.stores.base import Log, Store, read
+from interlock.stores.base import Log, read
 
 PAGE_EVENTS = 1_024
 
@@ -72,10 +72,9 @@ class Buffer:
 class Watch:
     """One watcher's view of a session."""
 
-    def __init__(self, session: SessionId, *, registry: Registry, store: Store, feed: Feed, clock: Clock) -> None:
+    def __init__(self, session: SessionId, *, registry: Registry, feed: Feed, clock: Clock) -> None:
         self._session = session
         self._registry = registry
-        self._store = store
         self._feed = feed
         self._clock = clock
 
@@ -110,7 +109,7 @@ class Watch:
             if buffer.behind:
                 # Before the read: an overflow during the read sets the mark again, and the log is read once more.
                 buffer.behind = False
-                page = await read(self._store.events(self._session, after=seen, limit=PAGE_EVENTS))
+                page = await read(self._feed.log.events(self._session, after=seen, limit=PAGE_EVENTS))
                 if page.lost_to > seen and not buffer.forbidden:
                     yield self._gap(seen, page.lost_to)
                     seen = page.lost_to
@@ -167,11 +166,11 @@ class Watch:
         )
 
 
-async def whole_log(store: Log, session: SessionId, *, after: int = 0) -> list[Event]:
+async def whole_log(log: Log, session: SessionId, *, after: int = 0) -> list[Event]:
     """Return all events of a session's log after a position, read page by page."""
     events: list[Event] = []
     while True:
-        page = await read(store.events(session, after=after, limit=PAGE_EVENTS))
+        page = await read(log.events(session, after=after, limit=PAGE_EVENTS))
         events.extend(page.events)
         if len(page.events) < PAGE_EVENTS:
             return events
