@@ -92,26 +92,40 @@ def surviving(store: MemoryStore, random: Random) -> MemoryStore:
     for name, value in vars(store).items():
         if isinstance(value, dict) and name != "_lost":
             setattr(copy, name, _copied(value))
-    copy._boot, copy._closed_boot = store._boot, 0
-    written = store.written_to
-    newest = max((log.lasting[-1].position for log in store._logs.values() if log.lasting), default=0)
+    copy._boot, copy._closed_boot, copy._floor = store._boot, 0, store._floor
+    homes = {row.session: row.home for row in store._runs.values() if row.home is not None}
+    trees: dict[SessionId, list[SessionId]] = {}
+    for session in store._logs:
+        trees.setdefault(homes.get(session, session), []).append(session)
+    for root, sessions in trees.items():
+        _cut(copy, store, root, sessions, random)
+    for row in list(copy._runs.values()):
+        told = any(isinstance(e.data, Ended) and e.run_id == row.id for e in _lasting(copy, row.session))
+        marked = told and random.random() < 0.7  # the mark is written after the event
+        copy._runs[row.id] = msgspec.structs.replace(row, told=marked)
+    return copy
+
+
+def _cut(copy: MemoryStore, store: MemoryStore, root: SessionId, tree: list[SessionId], random: Random) -> None:
+    """Keep of the logs of a tree, whose positions are one count, what a disk would have."""
+    written = max(store._logs[session].written_to for session in tree)
+    newest = max((log.lasting[-1].position for log in map(store._logs.__getitem__, tree) if log.lasting), default=0)
     if newest > written and random.random() > UNWRITTEN_SHARE:
         written = random.randint(written, newest)
-    copy.written_to = copy._last_position = written
-    for session, log in store._logs.items():
+    for session in tree:
+        log = store._logs[session]
         kept = copy._logs[session] = type(log)()
-        kept.lost_to = log.lost_to
+        kept.lost_to, kept.written_to = log.lost_to, written
         kept.lasting = deque(event for event in log.lasting if event.position <= written)
         deltas = random.choice((0, written, newest))
         kept.passing = {
             run_id: deque((event for event in passing if event.position <= deltas), maxlen=passing.maxlen)
             for run_id, passing in log.passing.items()
         }
-    for row in list(copy._runs.values()):
-        told = any(isinstance(e.data, Ended) and e.run_id == row.id for e in _lasting(copy, row.session))
-        marked = told and random.random() < 0.7  # the mark is written after the event
-        copy._runs[row.id] = msgspec.structs.replace(row, told=marked)
-    return copy
+    row = store._sessions.get(root)
+    # No event under the last epoch is on disk, and no reset: neither is the epoch, which was one above the stored one.
+    if root in copy._epochs and copy._epochs[root] << 32 > max(written, 0 if row is None else row.since):
+        copy._epochs[root] -= 1
 
 
 def _copied(value: Any) -> Any:

@@ -545,7 +545,7 @@ def test_a_new_message_does_not_wait_for_a_hog(theatre: Theatre) -> None:
 
 async def events_of(control: Control, session: str) -> list[Any]:
     """Return the events of a session so far."""
-    page = await control._store.events(session, after=0, limit=10_000)  # type: ignore[arg-type]
+    page = await control.feed.log.events(session, after=0, limit=10_000)  # type: ignore[arg-type]
     return [event for event in page.events if event.run_id is not None]
 
 

@@ -483,7 +483,7 @@ async def over(control: Control, run: str) -> Outcome:
 
 async def check_log(control: Control, session: str, run: str) -> list[Event]:
     """Check that a run's terminal event is one and its last, and that each call has one result, its last event."""
-    page = await control._store.events(session, after=0, limit=100_000)  # type: ignore[arg-type]
+    page = await control.feed.log.events(session, after=0, limit=100_000)  # type: ignore[arg-type]
     events = [event for event in page.events if event.run_id == run]
     kinds = [event.kind for event in events]
     assert kinds.count(EventKind.ENDED) == 1

@@ -48,7 +48,7 @@ CRASH = textwrap.dedent(
                     if event.kind == kind and event.data.state in ("running", "open"):
                         break
             runs["queued"] = (await control.send("call", "later", strategy="queue")).run_id
-            while control._store._pending_count:  # what was told so far is to be found in the store
+            while control.feed.log._count:  # what was told so far is to be found in the store
                 await asyncio.sleep(0.01)
             print(json.dumps(runs), flush=True)
             os.kill(os.getpid(), signal.SIGKILL)

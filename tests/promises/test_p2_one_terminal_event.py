@@ -193,8 +193,8 @@ def test_positions_rise_across_runs_and_restarts() -> None:
             seen += sink.events
         check_stream(seen, [run.id for run in store._runs.values()])
         assert len(store._runs) == 12
-        boots = [event.position >> 32 for event in seen]
-        assert boots == sorted(boots) and set(boots) == {1, 2, 3}
+        epochs = [event.position >> 32 for event in seen]
+        assert epochs == sorted(epochs) and set(epochs) == {1, 2, 3}
 
     seeded(main)
 

@@ -191,8 +191,8 @@ def behind(
     """Call `then` right after each call of a store's method that `when` picks, in the same step."""
     real = getattr(store, method)
 
-    def hooked(given: Any) -> Any:
-        result = real(given)
+    def hooked(given: Any, *more: Any) -> Any:
+        result = real(given, *more)
         if when(given):
             then()
         return result

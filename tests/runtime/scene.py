@@ -111,7 +111,7 @@ async def started(control: Control, run: str) -> None:
 
 async def log_of(control: Control, session: str = "s") -> list[Event]:
     """Return the events of a session that the store holds now."""
-    page = await control._store.events(session, after=0, limit=100_000)
+    page = await control.feed.log.events(session, after=0, limit=100_000)
     return list(page.events)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from interlock import Control, Ending, Event, EventKind, Message, QuestionClosed, Run, Stale, tool
+from interlock.core.decision import EpochRow
 from interlock.core.events import Ended
 from interlock.core.names import PASSING
 from interlock.core.story import transcript
@@ -224,9 +225,9 @@ def test_the_story_told_again_from_the_store_is_the_one_that_was_told(place: Pla
     def listens(store: Any) -> None:
         real = store.append
 
-        def append(event: Event) -> None:
+        def append(event: Event, epoch: EpochRow | None = None) -> Any:
             live.append(event)
-            real(event)
+            return real(event, epoch)
 
         store.append = append
 

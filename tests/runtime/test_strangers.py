@@ -268,13 +268,16 @@ def test_nothing_is_collected_while_threads_are_looked_at() -> None:
         line = linecache.getline(pools.__file__, where.f_lineno)
         found.append(where.f_code is pools._frames.__code__ and "_current_frames" in line)
 
-    before = gc.get_threshold()
+    before, enabled = gc.get_threshold(), gc.isenabled()
+    gc.enable()
     gc.callbacks.append(collecting)
     gc.set_threshold(1)
     try:
         for _ in range(20):
-            pools.at_work()
+            pools._frames()
     finally:
         gc.set_threshold(*before)
         gc.callbacks.remove(collecting)
+        if not enabled:
+            gc.disable()
     assert found and not any(found)

@@ -33,7 +33,7 @@ def test_what_ended_before_its_session_was_anybody_s_leaves_no_text_after_a_cras
             other.execute("UPDATE runs SET told = 0 WHERE id = ?", (ended.run_id,))
             assert gone > 0
         async with open_control(echo, store=made(tmp_path)) as control:
-            page = await control._store.events(S, after=0, limit=1_000)
+            page = await control.feed.log.events(S, after=0, limit=1_000)
             told = {each.data.by: each.data.text for each in page.events if isinstance(each.data, MessageData)}
             assert told == {"alice": "", "bob": "hello"}
             assert "ALICE-SECRET" not in repr(page)

@@ -167,7 +167,7 @@ def test_a_tool_that_was_done_stays_done_when_its_log_is_gone(tmp_path: Path, mo
             assert [each.state for each in await control._store.tools(sent.run_id)] == [ToolState.FINISHED] * 10
             receipt = await control.receipt(sent.run_id)
             assert [each for each in receipt.tools if each.state is not ToolState.FINISHED] == []
-            page = await control._store.events(S, after=0, limit=1_000)
+            page = await control.feed.log.events(S, after=0, limit=1_000)
             told = [each.data.state for each in page.events if isinstance(each.data, Tool)]
             assert set(told) <= {ToolState.PENDING, ToolState.RUNNING, ToolState.FINISHED}
             assert not [each for each in page.events if isinstance(each.data, MessageData)], (

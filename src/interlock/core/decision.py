@@ -62,6 +62,13 @@ class ShareRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     at: int
 
 
+class EpochRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The epoch of a tree: positions in a session, and in those of the children below it, are `epoch << 32 | n`."""
+
+    session: SessionId
+    epoch: int
+
+
 class RunRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the store keeps of a run. `alias` is the run that absorbed the message.
 
@@ -235,6 +242,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     marks: tuple[StopMark, ...] = ()  # add, as `with_mark` does
     stops: tuple[StopKey, ...] = ()  # insert if absent
     shares: tuple[ShareRow, ...] = ()  # insert or replace, unless the store has a higher `at`
+    epochs: tuple[EpochRow, ...] = ()  # insert, or raise the epoch
     rises: tuple[SessionId, ...] = ()  # raise the generation of a session that is not in memory
 
 

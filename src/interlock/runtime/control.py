@@ -108,7 +108,7 @@ class Control:
         self._authority = Authority(admins, readers)
         self.guards = Guards(self._authority)
         self.naming = Naming()
-        self._registry = Registry(boot)
+        self._registry = Registry(boot, store.epoch)
         self._crew = Crew()
         self._clock = Clock(loop)
         self.feed = Feed(self._registry, store=store, clock=self._clock, authority=self._authority, guards=self.guards)
@@ -721,7 +721,7 @@ class Control:
         self._here()
         session_id, principal = SessionId(name_of(session, "session")), Principal(name_of(by, "by"))
         since = await self._owned(session_id, principal)
-        log = await whole_log(self._store, session_id, after=since)
+        log = await whole_log(self.feed.log, session_id, after=since)
         # Ask again after the read (rule 3).
         await self._owned(session_id, principal)
         return transcript(log)
@@ -738,7 +738,7 @@ class Control:
         fall = None if live is None else live.itself.fall
         kept = None if fall is not None else await read(self._sight.kept_receipt(ReceiptId(run_id), principal))
         receipt = kept if fall is None else self._sight.receipt(fall, principal)
-        log = await whole_log(self._store, session_id)
+        log = await whole_log(self.feed.log, session_id)
         # Ask again after the reads (rule 3).
         await self._seen(run_id, principal)
         return timeline(run_id, log, receipt)

@@ -249,9 +249,10 @@ class Endings:
         A reset that ends something calls this in the step that publishes the last ending of the old transcript. So a
         caller who vanishes, or is itself part of what is reset, changes nothing.
         """
-        session.since = self._registry.position()
+        count = self._registry.count(session.id)
+        session.since = count.next()
         session.crashes = session.announced = 0
-        self.insist(Decision(sessions=(self._registry.session_row(session),)), session)
+        self.insist(Decision(sessions=(self._registry.session_row(session),), epochs=(count.row,)), session)
 
     def _show_receipt(self, fall: Fall) -> None:
         """Publish the whole receipt in the session of the fall, and in a child's session the part about its own run.

@@ -28,7 +28,8 @@ from interlock.runtime.clock import Clock
 from interlock.runtime.guards import Guard, Guards
 from interlock.runtime.registry import Registry
 from interlock.runtime.settings import WATCH_EVENTS
-from interlock.stores.base import Log, Store, read
+from interlock.runtime.unwritten import Unwritten
+from interlock.stores.base import Store, read
 
 log = logging.getLogger("interlock")
 
@@ -253,11 +254,11 @@ class Feed:
 
     def __init__(self, registry: Registry, *, store: Store, clock: Clock, authority: Authority, guards: Guards) -> None:
         self._registry = registry
-        self._store = store
         self._clock = clock
         self._authority = authority
         self.guards = guards
-        self.log: Log = store
+        # The log: what the store has written, and what it has not written yet.
+        self.log = Unwritten(store, registry.positions.keep)
         self.closed = False
         # Tuples, replaced when a listening comes or goes: `publish` walks them while sinks come and go.
         self._following: dict[SessionId, tuple[Listening, ...]] = {}
@@ -270,15 +271,16 @@ class Feed:
 
     def publish(self, session: SessionId, run: Speaker | None, data: Data, source: Fence | None = None) -> Event:
         """Give an event its position, log it, and give it to every sink. Events of live runs come from an Outlet."""
+        count = self._registry.count(session)
         event = Event(
-            position=self._registry.position(),
+            position=count.next(),
             at=self._clock.wall(),
             session=session,
             run_id=None if run is None else run.id,
             generation=None if run is None else run.generation,
             data=data,
         )
-        self._store.append(event)
+        self.log.append(event, count.tell())
         for listening in self._following.get(session, ()):
             try:
                 listening.hear(event, source)

@@ -5,7 +5,7 @@
    until the run is drained: the run's bodies may still work under it.
 2. Everything here is synchronous, and a place that leaves passes the hold on in the same step, so no grant is lost or
    given twice.
-3. Tokens are positions, so they only rise, across restarts too. A holder hands its token to the thing it writes to,
+3. Tokens only rise, across restarts too. A holder hands its token to the thing it writes to,
    which can refuse a token lower than one it has seen.
 """
 
@@ -139,6 +139,6 @@ class Holds:
             return
         del line.waiting[first]
         line.holder = first
-        first.granted = self._numbers.position()
+        first.granted = self._numbers.token()
         first.unconfirmed = line.unconfirmed
         first.woken.set()

@@ -263,6 +263,8 @@ class Inbox:
         if session.loaded:
             return
         session.loaded = True
+        if session.home is None:
+            self._registry.positions.load(session.id, known.epoch)
         if known.session is not None:
             session.stored = True
             session.owner = known.session.owner

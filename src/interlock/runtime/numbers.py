@@ -1,13 +1,28 @@
-"""Numbers that are never given twice: `boot << 32 | n`.
+"""Numbers that are never given twice.
 
-The store gives a new boot number at each start, so one durable write per start is enough and no number costs a write.
-Ids and positions need no randomness, so a seed replays exactly. All sessions share one counter, so the positions of one
-session have holes.
+1. Ids and the tokens of holds begin with the boot number: `boot << 32 | n`. The store gives a new one at each start, so
+   one durable write per start is enough. Ids need no randomness, so a seed replays exactly.
+2. Positions of events are `epoch << 32 | n`, counted for a tree: a session, and the sessions of the children below it.
+   A tree that comes into memory gets the epoch after the stored one. The store writes an epoch with the first event
+   under it, or with the first Decision that holds a position of it.
+3. Memory keeps the count of a tree that has left: always while its epoch is not written, and then as one of the last
+   LEFT. So a session that comes and goes does not use up an epoch each time.
+4. The epoch of a tree that the store could not be asked for is one above every epoch that is written. So an event that
+   is published under it stands above the earlier ones of its session. After an unclean end the store gives no epoch
+   that may have been published and not written (`Store.epoch`).
 """
+
+from collections import OrderedDict
+
+from interlock.core.decision import EpochRow
+from interlock.core.names import SessionId
+
+# Counts of trees that are not in memory.
+LEFT = 10_000
 
 
 class Numbers:
-    """Makes the positions, ids and tokens of one boot; they only rise."""
+    """Makes the ids and tokens of one boot; they only rise."""
 
     __slots__ = ("_boot", "_last")
 
@@ -15,7 +30,7 @@ class Numbers:
         self._boot = boot
         self._last = 0
 
-    def position(self) -> int:
+    def token(self) -> int:
         """Return the next number, higher than any before it, also across restarts."""
         self._last += 1
         return self._boot << 32 | self._last
@@ -24,3 +39,77 @@ class Numbers:
         """Return an id that no start on this store has given before (race 41)."""
         self._last += 1
         return f"{letter}-{self._boot:x}-{self._last:x}"
+
+
+class Count:
+    """The positions of one tree under one epoch."""
+
+    __slots__ = ("_last", "here", "row", "told", "written")
+
+    def __init__(self, row: EpochRow) -> None:
+        self.row = row
+        self._last = row.epoch << 32
+        # The tree is in memory.
+        self.here = True
+        # An event has a position under this epoch, and the store has that event.
+        self.told = self.written = False
+
+    def next(self) -> int:
+        """Return the next position."""
+        self._last += 1
+        return self._last
+
+    def tell(self) -> EpochRow | None:
+        """Return the row that is to be written with an event, for the first event under this epoch; else None."""
+        if self.told:
+            return None
+        self.told = True
+        return self.row
+
+
+class Positions:
+    """The counts of the trees in memory, and of those that left."""
+
+    def __init__(self, highest: int) -> None:
+        self._highest = highest
+        self._counts: dict[SessionId, Count] = {}
+        self._left: OrderedDict[SessionId, Count] = OrderedDict()
+
+    def load(self, root: SessionId, stored: int) -> None:
+        """Count a tree that comes into memory, on from its last position if memory has it."""
+        count = self._counts.get(root) or self._left.pop(root, None) or self._begin(root, stored + 1)
+        count.here = True
+        self._counts[root] = count
+
+    def of(self, root: SessionId) -> Count:
+        """Return the count of a tree (rule 4 if the store was not asked for its epoch)."""
+        count = self._counts.get(root)
+        if count is None:
+            self.load(root, self._highest)
+            count = self._counts[root]
+        return count
+
+    def leave(self, root: SessionId) -> None:
+        """Note that a tree has left memory."""
+        if (count := self._counts.get(root)) is not None:
+            count.here = False
+            self._settle(count)
+
+    def keep(self, row: EpochRow) -> None:
+        """Note that the store has written an epoch."""
+        self._highest = max(self._highest, row.epoch)
+        count = self._counts.get(row.session)
+        if count is not None and count.row.epoch <= row.epoch:
+            count.written = True
+            self._settle(count)
+
+    def _begin(self, root: SessionId, epoch: int) -> Count:
+        return Count(EpochRow(session=root, epoch=epoch))
+
+    def _settle(self, count: Count) -> None:
+        """Put the count of a tree that has left aside, unless it has events and its epoch is not written."""
+        if not count.here and (count.written or not count.told):
+            del self._counts[count.row.session]
+            self._left[count.row.session] = count
+            if len(self._left) > LEFT:
+                self._left.popitem(last=False)

@@ -16,7 +16,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import msgspec
@@ -33,6 +33,7 @@ from interlock.core.events import (
 )
 from interlock.core.lifecycle import Move, State
 from interlock.core.names import (
+    LOCAL,
     PASSING,
     REPORTS,
     BodyState,
@@ -40,6 +41,7 @@ from interlock.core.names import (
     Drain,
     Effect,
     Ending,
+    Principal,
     QuestionId,
     QuestionState,
     RunId,
@@ -181,12 +183,16 @@ class Recovery:
         known = await read(self._store.load(session_id, principal=rows[0].principal, key=None)) if rows else None
         if known is None:
             return
-        events = await whole_log(self._store, session_id)
+        events = await whole_log(self._feed.log, session_id)
         told = Conversation()
         for event in events:
             told.take(event)
         stories = told.stories
-        with self._registry.pinned(session_id) as session:
+        with self._registry.pinned(session_id) as session, self._registry.pinned(rows[0].home or session_id) as home:
+            # A child's session counts with its home, whose epoch must be known before the first event.
+            if home is not session:
+                await self._load(home, rows[0].principal)
+                session.home = home
             self._inbox.take_up(session, known)
             await self._tell_gap(session_id, events)
             began = len(living)
@@ -214,7 +220,7 @@ class Recovery:
             return
         self._gaps.add(session_id)
         if events is None:
-            events = await whole_log(self._store, session_id)
+            events = await whole_log(self._feed.log, session_id)
         # Deltas are written apart from decisions, so a stored delta does not show that the events before it are stored.
         lasting = (event.position for event in events if event.kind not in PASSING)
         self._feed.publish(session_id, None, Gap(after=max(lasting, default=0)))
@@ -222,7 +228,7 @@ class Recovery:
     async def _bring_back(self, session: Session, row: RunRow, story: Story, living: dict[RunId, LiveRun]) -> LiveRun:
         """Return a run that had begun, on its seat, as the store and the log know it."""
         with self._registry.pinned(row.home or session.id) as home:
-            await self._load(home, row)
+            await self._load(home, row.principal)
             run = await self._live(session, row, living.get(row.parent) if row.parent is not None else None)
             run.home, run.parent_id = home, row.parent
             if run.announce is not None:
@@ -354,16 +360,16 @@ class Recovery:
         if any(each.kind in REPORTS and each.key == row.id for each in await read(self._store.runs(row.home))):
             return ()
         with self._registry.pinned(row.home) as home:
-            await self._load(home, row)
+            await self._load(home, row.principal)
             report = self._reporting.report_of(row, home, outcome, to=await self._agent_above(row))
             if not self._inbox.may_report(report):
                 return ()
             self._put_aside(report)
         return (report,)
 
-    async def _load(self, home: Session, row: RunRow) -> None:
+    async def _load(self, home: Session, by: Principal) -> None:
         if not home.loaded:
-            self._inbox.take_up(home, await read(self._store.load(home.id, principal=row.principal, key=None)))
+            self._inbox.take_up(home, await read(self._store.load(home.id, principal=by, key=None)))
 
     async def _put_back(self, row: RunRow, into: LiveRun, *, told: bool) -> None:
         """Add a message again to the waiting turn into which it was collected."""
@@ -444,29 +450,47 @@ class Recovery:
             if receipt.id in self._registry.falls:
                 continue
             done = _completed(await self._as_told(receipt), self._clock.wall(), swept)
-            for session_id, shown in (await self._shares(done)).items():
-                # The crash may have taken an event with this receipt from the session's log.
-                await self._tell_gap(session_id)
-                self._feed.publish(session_id, None, ReceiptData(receipt=shown))
+            for session_id, (home_id, shown) in (await self._shares(done)).items():
+                async with self._counted(session_id, home_id):
+                    # The crash may have taken an event with this receipt from the session's log.
+                    await self._tell_gap(session_id)
+                    self._feed.publish(session_id, None, ReceiptData(receipt=shown))
             # Store the receipt after publishing it: the transaction takes the published events along.
             self._insisted.append(self._endings.insist(Decision(receipts=(done,))))
 
+    @contextlib.asynccontextmanager
+    async def _counted(self, session_id: SessionId, home_id: SessionId) -> AsyncGenerator[None, None]:
+        """Keep a session and its home in memory while events are published there; its home's epoch numbers them."""
+        with self._registry.pinned(session_id) as session, self._registry.pinned(home_id) as home:
+            if home is not session:
+                session.home = home
+            await self._load(home, LOCAL)
+            yield
+
     async def _as_told(self, receipt: Receipt) -> Receipt:
         """Return a receipt as the log has it: only there are the time of the public end and the refused effects."""
-        log_of_it = [] if receipt.session is None else await whole_log(self._store, receipt.session)
+        log_of_it = [] if receipt.session is None else await whole_log(self._feed.log, receipt.session)
         proofs = [event.data.receipt for event in log_of_it if isinstance(event.data, ReceiptData)]
         return next((told for told in reversed(proofs) if told.id == receipt.id), receipt)
 
-    async def _shares(self, receipt: Receipt) -> dict[SessionId, Receipt]:
-        """Return a receipt by session: whole for the session of the fall, for others the part about their runs."""
+    async def _shares(self, receipt: Receipt) -> dict[SessionId, tuple[SessionId, Receipt]]:
+        """Return a receipt by session: whole for the session of the fall, for others the part about their runs.
+
+        With each comes its home.
+        """
         of: dict[SessionId, list[RunId]] = {}
+        homes: dict[SessionId, SessionId] = {}
         for fallen in receipt.runs:
             row = await read(self._store.run(fallen.id))
+            if row is not None and row.home is not None:
+                homes[row.session] = row.home
             for session_id in () if row is None else (row.session, row.home if row.detached else None):
                 if session_id is not None:
                     of.setdefault(session_id, []).append(fallen.id)
         shares = split(receipt, of)
-        return shares if receipt.session is None else {**shares, receipt.session: receipt}
+        if receipt.session is not None:
+            shares[receipt.session] = receipt
+        return {session_id: (homes.get(session_id, session_id), shown) for session_id, shown in shares.items()}
 
 
 def _waits(row: RunRow, stories: dict[RunId, Story]) -> bool:

@@ -26,7 +26,7 @@ from interlock.core.outcome import Outcome
 from interlock.runtime.flag import Flag
 from interlock.runtime.holds import Holds
 from interlock.runtime.live import Falling, Kept, LiveRun, Order, Question
-from interlock.runtime.numbers import Numbers
+from interlock.runtime.numbers import Count, Numbers, Positions
 from interlock.runtime.settings import CRASHES
 
 # Per principal; the store keeps as many.
@@ -166,7 +166,7 @@ class StopCall:
 class Registry:
     """Everything alive in this control."""
 
-    def __init__(self, boot: int) -> None:
+    def __init__(self, boot: int, highest: int = 0) -> None:
         self.sessions: dict[SessionId, Session] = {}
         self.runs: dict[RunId, LiveRun] = {}
         self.falls: dict[ReceiptId, Falling] = {}
@@ -179,7 +179,8 @@ class Registry:
         # Control publishes nothing more.
         self.closed = False
         self.numbers = Numbers(boot)
-        self.position, self.new_id = self.numbers.position, self.numbers.new_id
+        self.new_id = self.numbers.new_id
+        self.positions = Positions(highest)
         self.questions: dict[QuestionId, Question] = {}
         self.holds = Holds(self.numbers)
         self._left: OrderedDict[SessionId, tuple[Whose, SessionId | None]] = OrderedDict()
@@ -196,6 +197,11 @@ class Registry:
         if session is None:
             session = self.sessions[session_id] = Session(session_id)
         return session
+
+    def count(self, session_id: SessionId) -> Count:
+        """Return what numbers a session's events: children's sessions count with the session at the top."""
+        session = self.sessions.get(session_id)
+        return self.positions.of(session_id if session is None or session.home is None else session.home.id)
 
     @contextmanager
     def pinned(self, session_id: SessionId) -> Iterator[Session]:
@@ -333,6 +339,8 @@ class Registry:
         if session.live == 0 and self.sessions.get(session.id) is session:
             del self.sessions[session.id]
             self.generations.forget(session.id)
+            if session.home is None:
+                self.positions.leave(session.id)
             if session.stored:
                 self._left[session.id] = session.whose, None if session.home is None else session.home.id
                 self._left.move_to_end(session.id)

@@ -67,16 +67,18 @@ class Sharing:
                 raise BadInput(f"{who} may do everything in session {session_id} already; name somebody else")
             if may is not None and who not in session.shares and len(session.shares) >= SHARES:
                 raise Refused(f"session {session_id} is shared with {SHARES} others, the most it may be; unshare one")
-            row = ShareRow(session=session_id, principal=who, may=may, at=self._registry.position())
+            count = self._registry.count(session_id)
+            row = ShareRow(session=session_id, principal=who, may=may, at=count.next())
             place = session_id, who
             self._latest[place] = row.at
             try:
-                return await self._keep(session, row)
+                return await self._keep(session, Decision(shares=(row,), epochs=(count.row,)))
             finally:
                 if self._latest.get(place) == row.at:
                     del self._latest[place]
 
-    async def _keep(self, session: Session, row: ShareRow) -> Shared:
+    async def _keep(self, session: Session, decision: Decision) -> Shared:
+        (row,) = decision.shares
         before = session.shares.get(row.principal)
         # The change takes something away: it counts now.
         if row.may is None or (row.may, before) == (May.READ, May.WRITE):
@@ -84,10 +86,10 @@ class Sharing:
                 self._set(session, row.principal, row.may)
             # Until the store has the change, `insist` keeps the session in memory: loaded from the store it would
             # have the share again.
-            ticket = self._endings.insist(Decision(shares=(row,)), session)
+            ticket = self._endings.insist(decision, session)
             await ticket.within(self._settings.commit_seconds)
             return _shared(session, durable=ticket.inside)
-        ticket = self._store.decide(Decision(shares=(row,)))
+        ticket = self._store.decide(decision)
         if not await committed(self._store, ticket, self._settings.commit_seconds):
             raise StoreFailed("the store did not accept the share in time; nothing more was shared, try again")
         # A later change for this principal may have come while the store was asked; it stands.

@@ -189,7 +189,7 @@ class Stage:
             delegation=self._delegation,
             inbox=self._inbox,
             holds=self._registry.holds,
-            store=self._store,
+            log=self._feed.log,
             crew=self._crew,
             spawning=self._spawning,
         )

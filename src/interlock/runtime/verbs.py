@@ -31,7 +31,7 @@ from interlock.runtime.run import Message, Part
 from interlock.runtime.spawning import Running, Spawning
 from interlock.runtime.tool import ToolSpec
 from interlock.runtime.watch import whole_log
-from interlock.stores.base import Store
+from interlock.stores.base import Log
 
 
 class Verbs:
@@ -47,7 +47,7 @@ class Verbs:
         delegation: Delegation,
         inbox: Inbox,
         holds: Holds,
-        store: Store,
+        log: Log,
         crew: Crew,
         spawning: Spawning,
     ) -> None:
@@ -60,7 +60,7 @@ class Verbs:
         self._delegation = delegation
         self._inbox = inbox
         self._holds = holds
-        self._store = store
+        self._log = log
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -234,5 +234,5 @@ class Verbs:
 
     async def history(self) -> list[Entry]:
         session = self.run.session
-        log = await whole_log(self._store, session.id, after=session.since)
+        log = await whole_log(self._log, session.id, after=session.since)
         return [entry for entry in transcript(log) if not entry.hidden]

@@ -68,11 +68,11 @@ class Watch(Sink):
             self._waiting.set_result(None)
 
 
-async def whole_log(store: Log, session: SessionId, *, after: int = 0) -> list[Event]:
+async def whole_log(log: Log, session: SessionId, *, after: int = 0) -> list[Event]:
     """Return all events of a session's log after a position, read page by page."""
     events: list[Event] = []
     while True:
-        page = await read(store.events(session, after=after, limit=PAGE_EVENTS))
+        page = await read(log.events(session, after=after, limit=PAGE_EVENTS))
         events.extend(page.events)
         if len(page.events) < PAGE_EVENTS:
             return events

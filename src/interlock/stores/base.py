@@ -3,7 +3,8 @@
 1. `decide` is a plain function that enqueues at once, so store order is decision order. One Decision is one
    transaction.
 2. A ticket answers once, with a Verdict or an error. `withdraw` makes the answer conclusive: in the store, or never.
-3. `append` never delays a decision. Reads see every appended event, committed or not.
+3. `append` never delays a decision. It returns True if reads see the event now; if not, the store says when they do
+   (`tell_written`). The runtime's `Unwritten` holds the events in between.
 4. A read or a write that cannot be done raises StoreFailed. The runtime bounds how long it waits.
 5. Writes are conditional, so that a store can be shared by several nodes one day: nothing is read, changed in Python
    and written back. An ending is written where none stands, a generation only rises, and a write under an older
@@ -11,7 +12,7 @@
 """
 
 import asyncio
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, Protocol, TypeVar
 
 import anyio
@@ -19,6 +20,7 @@ import msgspec
 
 from interlock.core.decision import (
     Decision,
+    EpochRow,
     KeyRow,
     QuestionRow,
     RunRow,
@@ -36,6 +38,9 @@ from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 
 T = TypeVar("T")
+
+Written = Callable[[Sequence[Event], Sequence[EpochRow]], None]
+"""Hears which events and epochs are written, in the loop."""
 
 READ_SECONDS = 5.0
 
@@ -139,6 +144,8 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     previous: Outcome | None = None
     # Where the session's stops stood in their own channels.
     marks: tuple[StopMark, ...] = ()
+    # No position of the session that was published is above this epoch.
+    epoch: int = 0
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,6 +188,13 @@ class Store(Log, Protocol):
     clean: bool
     """Once open: whether the server before this one closed the store, so that nothing was cut short."""
 
+    epoch: int
+    """Once open: no session has a higher epoch. After an unclean end every session counts as having this one.
+
+    The server before may have published events under epochs that it did not write: of a session that the store was
+    asked for, the one after the stored one, and of any other, the one after the highest (`runtime/numbers.py`).
+    """
+
     async def open(self) -> int:
         """Make ready and return this start's boot number, higher than any before."""
         ...
@@ -197,8 +211,23 @@ class Store(Log, Protocol):
         """Answer the ticket; return True if its decision is in the store, False if it never will be."""
         ...
 
-    def append(self, event: Event) -> None:
-        """Add an event to its session's log; a run's `ended` takes the run's deltas out of it."""
+    def append(self, event: Event, epoch: EpochRow | None = None) -> bool:
+        """Add an event to its session's log, and keep its epoch; return whether that is done already.
+
+        A run's `ended` takes the run's deltas out of the log. The epoch is written with the event or before it.
+        """
+        ...
+
+    def tell_written(self, to: Written) -> None:
+        """Set what hears of events and epochs for which `append` returned False, once they are written."""
+        ...
+
+    def forget(self, events: Sequence[Event]) -> None:
+        """Do not write these events, if they are not written yet."""
+        ...
+
+    def drop(self, session: SessionId, events: Sequence[Event]) -> None:
+        """Forget a session's oldest unwritten events, and record a gap; a run that ended with one stays ended."""
         ...
 
     async def load(self, session: SessionId, *, principal: Principal, key: str | None) -> Loaded:

@@ -7,6 +7,7 @@ without a report: the block that closes them holds their text.
 import asyncio
 import itertools
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -14,6 +15,7 @@ import msgspec
 
 from interlock.core.decision import (
     Decision,
+    EpochRow,
     KeyRow,
     QuestionRow,
     RunRow,
@@ -44,7 +46,17 @@ from interlock.core.names import (
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 from interlock.stores import bounds
-from interlock.stores.base import Loaded, OldToken, Page, Pruned, SessionInfo, StoreFailed, Ticket, is_unsettled
+from interlock.stores.base import (
+    Loaded,
+    OldToken,
+    Page,
+    Pruned,
+    SessionInfo,
+    StoreFailed,
+    Ticket,
+    Written,
+    is_unsettled,
+)
 
 # For each new row at most this many of the oldest are checked for being over, so that adding stays cheap.
 OLDEST_SEEN = 200
@@ -62,12 +74,14 @@ class Faults:
 class _Log:
     """A session's events: lasting ones in order, passing ones by run."""
 
-    __slots__ = ("lasting", "lost_to", "passing")
+    __slots__ = ("lasting", "lost_to", "passing", "written_to")
 
     def __init__(self) -> None:
         self.lasting: deque[Event] = deque()
         self.passing: dict[RunId, deque[Event]] = {}
         self.lost_to = 0
+        # The last position before the last decision: a durable store would have both.
+        self.written_to = 0
 
     def append(self, event: Event) -> None:
         if event.kind in PASSING and event.run_id is not None:
@@ -94,9 +108,9 @@ class MemoryStore:
         self.faults = Faults()
         self.latency_seconds = latency_seconds
         self.clean = True
-        # Position of the last event that was appended before the last decision: a durable store would have both.
-        self.written_to = 0
-        self._last_position = self._boot = self._closed_boot = 0
+        self._boot = self._closed_boot = self.epoch = 0
+        # Sessions with events since the last decision, each with the last position.
+        self._touched: dict[SessionId, int] = {}
         self._line: deque[Ticket] = deque()
         # Decisions that were carried out and whose answer was lost (`Faults.lose`).
         self._lost: dict[Ticket, Verdict] = {}
@@ -124,9 +138,15 @@ class MemoryStore:
         self._drained: set[RunId] = set()
         self._last: dict[SessionId, tuple[int, RunId]] = {}
         self._logs: dict[SessionId, _Log] = {}
+        self._epochs: dict[SessionId, int] = {}
+        self._floor = 0
 
     async def open(self) -> int:
         self.clean = self._closed_boot == self._boot
+        highest = max(self._epochs.values(), default=0)
+        # By as many as the server before may have published and not written (`Store.epoch`).
+        self._floor = self._floor if self.clean else max(self._floor, highest) + 2
+        self.epoch = max(self._floor, highest)
         self._boot += 1
         return self._boot
 
@@ -196,7 +216,10 @@ class MemoryStore:
         # One decision is carried out in one step of the loop, so no reader sees half of it: here that is the
         # transaction. Each part is conditional, by the same rules as the statements in sqlite/sql/decisions.sql; the
         # contract suite runs on both stores and fails when the two differ.
-        self.written_to = self._last_position
+        for name, position in self._touched.items():
+            if (log := self._logs.get(name)) is not None:
+                log.written_to = position
+        self._touched.clear()
         for session in decision.sessions:
             self._store_session(session)
         for run in decision.admissions:
@@ -239,10 +262,15 @@ class MemoryStore:
                 kept[share.principal] = share
         for receipt in decision.receipts:
             self._store_receipt(receipt)
+        for epoch in decision.epochs:
+            self._store_epoch(epoch)
         for session_id in decision.rises:
             if (known := self._sessions.get(session_id)) is not None:
                 self._sessions[session_id] = msgspec.structs.replace(known, generation=known.generation + 1)
         return Verdict(found=tuple(found))
+
+    def _store_epoch(self, row: EpochRow) -> None:
+        self._epochs[row.session] = max(row.epoch, self._epochs.get(row.session, 0))
 
     def _store_session(self, row: SessionRow) -> None:
         known = self._sessions.get(row.id)
@@ -401,15 +429,27 @@ class MemoryStore:
 
     # Events
 
-    def append(self, event: Event) -> None:
+    def append(self, event: Event, epoch: EpochRow | None = None) -> bool:
+        if epoch is not None:
+            self._store_epoch(epoch)
         log = self._logs.get(event.session)
         if log is None:
             log = self._logs[event.session] = _Log()
         log.append(event)
-        self._last_position = event.position
+        self._touched[event.session] = event.position
         row = self._runs.get(event.run_id) if event.run_id is not None and isinstance(event.data, Ended) else None
         if row is not None:
             self._runs[row.id] = msgspec.structs.replace(row, told=True)
+        return True
+
+    def tell_written(self, to: Written) -> None:
+        """Do nothing: every event is written when it is appended."""
+
+    def forget(self, events: Sequence[Event]) -> None:
+        """Do nothing: no event is unwritten."""
+
+    def drop(self, session: SessionId, events: Sequence[Event]) -> None:
+        """Do nothing: no event is unwritten."""
 
     async def events(self, session: SessionId, *, after: int, limit: int) -> Page:
         await self._readable()
@@ -434,6 +474,7 @@ class MemoryStore:
             buried=key is not None and key in self._tombstones.get(principal, ()),
             previous=self._previous(session),
             marks=tuple(mark for marks in self._marks.get(session, {}).values() for mark in marks),
+            epoch=max(self._epochs.get(session, 0), self._floor),
         )
 
     async def session(self, session: SessionId) -> SessionRow | None:

@@ -67,6 +67,8 @@ def carry_out(db: sqlite3.Connection, decision: Decision) -> Answer:
         execute(SQL["keep_share"], rows.of_share(share))
     for receipt in decision.receipts:
         _store_receipt(db, receipt, noted)
+    for epoch in decision.epochs:
+        execute(SQL["keep_epoch"], (epoch.session, epoch.epoch))
     for session_id in decision.rises:
         execute(SQL["raise_session"], (session_id,))
     return Verdict(found=tuple(found)) if found else IN

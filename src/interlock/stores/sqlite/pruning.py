@@ -72,7 +72,8 @@ def _forget_session(db: sqlite3.Connection, session: str, since: float) -> int:
         # A message came after the reader had found the session.
         return 0
     runs = _forget_runs(db, _column(db, SQL["runs_of_sessions"], session))
-    for what in ("session", "events", "passing", "dropped", "marks", "shares"):
+    db.execute(SQL["skip_epoch"], (session,))
+    for what in ("session", "epoch", "events", "passing", "dropped", "marks", "shares"):
         db.execute(SQL[f"forget_{what}"], (session,))
     return runs
 

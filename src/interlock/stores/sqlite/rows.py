@@ -179,7 +179,8 @@ def loaded_of(session: SessionId, found: list[Row]) -> Loaded:
         key=None if row[9] is None else key_of(row[9:16]),
         buried=row[16] is not None,
         previous=outcome_of(row[17], drained=row[18]),
-        marks=tuple(mark_of((session, *each[19:])) for each in found if each[19] is not None),
+        marks=tuple(mark_of((session, *each[19:23])) for each in found if each[19] is not None),
+        epoch=row[23],
     )
 
 
@@ -212,7 +213,7 @@ def of_passing(events: list[Event]) -> list[Row]:
     for event in events:
         said.setdefault((event.session, event.run_id), []).append(event)
     return [
-        (each[-1].position, session, run_id, text_of([(e.position, e.at, e.generation, e.data) for e in each]))
+        (session, each[-1].position, run_id, text_of([(e.position, e.at, e.generation, e.data) for e in each]))
         for (session, run_id), each in said.items()
     ]
 

@@ -22,15 +22,15 @@ import sqlite3
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from interlock.core.decision import Decision
+from interlock.core.decision import Decision, EpochRow
 from interlock.core.events import Ended, Event
-from interlock.core.names import Drain, RunId, SessionId
+from interlock.core.names import PASSING, Drain, RunId, SessionId
 from interlock.stores import bounds
-from interlock.stores.base import StoreFailed, Ticket
+from interlock.stores.base import StoreFailed, Ticket, Written
 from interlock.stores.sqlite import rows
 from interlock.stores.sqlite.checkpoints import Checkpoints
 from interlock.stores.sqlite.decisions import SQL, Answer, carry_out
@@ -40,7 +40,6 @@ from interlock.stores.sqlite.reader import ORPHAN_SECONDS
 log = logging.getLogger("interlock")
 
 T = TypeVar("T")
-Written = Callable[[list[Event]], None]
 
 # A full line refuses decisions, but never one that holds an ending: an ending must not be lost.
 LINE = 10_000
@@ -82,6 +81,8 @@ class Writer:
         self._dropped: dict[SessionId, int] = {}
         # Terminal events that were dropped: their runs are told as ended all the same.
         self._over: deque[Event] = deque()
+        # Epochs that are to be written with the next events.
+        self._epochs: dict[SessionId, int] = {}
         self._chores: deque[tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]] = deque()
         # Events are to be written now.
         self._due = False
@@ -129,11 +130,19 @@ class Writer:
             del self._line[ticket]
             return True
 
-    def add(self, event: Event, *, passing: bool) -> None:
-        """Add an event to its line; the thread writes it soon."""
+    def add(self, event: Event, epoch: EpochRow | None = None) -> None:
+        """Add an event to its line; the thread writes it soon, and its epoch with it or before it."""
+        if epoch is not None:
+            self._epochs[epoch.session] = epoch.epoch
+        passing = event.kind in PASSING and event.run_id is not None
         (self._passing if passing else self._lasting).append(event)
 
-    def forget(self, events: list[Event]) -> None:
+    @property
+    def has_events(self) -> bool:
+        """Whether events, or notes about dropped ones, wait to be written."""
+        return bool(self._lasting or self._passing or self._over or self._dropped or self._epochs)
+
+    def forget(self, events: Sequence[Event]) -> None:
         """Do not write these events, although they were added."""
         with self._lock:
             self._forgotten.update((event.session, event.position) for event in events)
@@ -146,7 +155,7 @@ class Writer:
     def _wanted(self, events: Iterable[Event]) -> Iterable[Event]:
         return (event for event in events if (event.session, event.position) not in self._forgotten)
 
-    def drop(self, session: SessionId, events: list[Event]) -> None:
+    def drop(self, session: SessionId, events: Sequence[Event]) -> None:
         """Forget the oldest events of a session, and note that its log has a gap there; an ended run stays ended."""
         self.forget(events)
         self._dropped[session] = events[-1].position
@@ -266,16 +275,16 @@ class Writer:
                 return
             batch = self._claim()
             events = self._pop_events(EVENTS_WITH_DECISIONS)
-            answers = self._commit(batch, events)
+            answers, epochs = self._commit(batch, events)
         except Exception as error:
             self._rollback()
             self._requeue_events(events)
             self._refuse(batch, error, alone=not events)
             return
-        self._in_loop(self._answer_tickets, list(zip(batch, answers, strict=True)), events)
+        self._in_loop(self._answer_tickets, list(zip(batch, answers, strict=True)), events, epochs)
 
-    def _commit(self, batch: list[Ticket], events: list[Event]) -> list[Answer]:
-        self._add_events(events)
+    def _commit(self, batch: list[Ticket], events: list[Event]) -> tuple[list[Answer], list[EpochRow]]:
+        epochs = self._add_events(events)
         answers = self._carry_out(batch)
         # After the decisions: one of them may bring the run's row.
         ended = self._tell_ended(events)
@@ -294,8 +303,8 @@ class Writer:
         # If the file was removed or replaced, the next start opens another one: this commit may be lost.
         if identity(self._path) != self._file:
             raise Replaced("the store's file was removed or replaced while it was in use")
-        self._forget_passing(ended)
-        return answers
+        self._note_written(ended, epochs)
+        return answers, epochs
 
     def _carry_out(self, batch: list[Ticket]) -> list[Answer]:
         """Carry out a batch; of several decisions, one whose content makes it fail does not spoil the others."""
@@ -360,19 +369,19 @@ class Writer:
                 if of_disk(error)
                 else _unfit(error)
             )
-            self._in_loop(self._answer_tickets, [(ticket, refusal) for ticket in batch], [])
+            self._in_loop(self._answer_tickets, [(ticket, refusal) for ticket in batch], [], [])
         else:
             self._write_alone(batch)
 
     def _write_alone(self, batch: list[Ticket]) -> None:
         try:
             self._begin(lambda: True)
-            answers = self._commit(batch, [])
+            answers, epochs = self._commit(batch, [])
         except Exception as error:
             self._rollback()
             self._refuse(batch, error, alone=True)
         else:
-            self._in_loop(self._answer_tickets, list(zip(batch, answers, strict=True)), [])
+            self._in_loop(self._answer_tickets, list(zip(batch, answers, strict=True)), [], epochs)
 
     def _die_if_unsure(self, error: Exception) -> None:
         if (failure := unsure(error)) is not None:
@@ -385,13 +394,15 @@ class Writer:
         log.error("%s", failure)
         waiting = [*batch, *self._claim()]
         self._due = False
-        self._in_loop(self._answer_tickets, [(ticket, failure) for ticket in waiting], [])
+        self._in_loop(self._answer_tickets, [(ticket, failure) for ticket in waiting], [], [])
         while self._chores:
             self._in_loop(_fail, self._chores.popleft()[1], failure)
 
-    def _answer_tickets(self, answers: list[tuple[Ticket, Answer]], events: list[Event]) -> None:
+    def _answer_tickets(
+        self, answers: list[tuple[Ticket, Answer]], events: list[Event], epochs: list[EpochRow]
+    ) -> None:
         """In the loop: answer tickets in the order in which they were decided."""
-        self._written(events)
+        self._written(events, epochs)
         for ticket, answer in answers:
             if isinstance(answer, StoreFailed):
                 ticket.refuse(answer)
@@ -414,7 +425,7 @@ class Writer:
                 self._over.extendleft(reversed(over))
                 return True
             lasting = self._pop_events(EVENTS_WITH_DECISIONS)
-            self._add_events(lasting)
+            epochs = self._add_events(lasting)
             ended = self._tell_ended(lasting + over)
             self._connection.executemany(SQL["remember_dropped"], dropped.items())
             while piece := self._pop_events(PIECE_EVENTS, passing=True):
@@ -433,6 +444,7 @@ class Writer:
             self._die_if_unsure(error)
             if self._dead is None:
                 log.warning("events wait for the disk: %s", reason(error))
+                self._in_loop(self._written, [], [])
             return False
         finally:
             with contextlib.suppress(sqlite3.Error):
@@ -440,13 +452,16 @@ class Writer:
         for session, position in dropped.items():
             if self._dropped.get(session) == position:
                 del self._dropped[session]
-        self._forget_passing(ended)
-        self._in_loop(self._written, lasting + over + passing)
+        self._note_written(ended, epochs)
+        self._in_loop(self._written, lasting + over + passing, epochs)
         self._checkpoints.copy_if_long(self._connection)
-        return bool(self._passing or self._lasting or self._over)
+        return self.has_events
 
-    def _add_events(self, events: list[Event]) -> None:
-        """Add lasting events to the log."""
+    def _add_events(self, events: list[Event]) -> list[EpochRow]:
+        """Add lasting events to the log, and the epochs that wait, those of these events among them."""
+        epochs = [EpochRow(session=session, epoch=epoch) for session, epoch in dict(self._epochs).items()]
+        for row in epochs:
+            self._execute(SQL["keep_epoch"], (row.session, row.epoch))
         try:
             self._connection.executemany(SQL["add_event"], map(rows.of_event, events))
         except Exception as error:
@@ -454,6 +469,7 @@ class Writer:
                 raise
             for event in events:
                 self._add_event(event)
+        return epochs
 
     def _add_event(self, event: Event) -> None:
         try:
@@ -476,9 +492,12 @@ class Writer:
                 self._execute(SQL["drop_passing"], (session, run_id))
         return [run_id for _, run_id in over]
 
-    def _forget_passing(self, ended: list[RunId]) -> None:
+    def _note_written(self, ended: list[RunId], epochs: list[EpochRow]) -> None:
         for run_id in ended:
             self._passing_written.pop(run_id, None)
+        for row in epochs:
+            if self._epochs.get(row.session) == row.epoch:
+                del self._epochs[row.session]
 
     def _trim(self, piece: list[Event]) -> None:
         """Keep a long run's passing events within their bound."""

@@ -10,6 +10,15 @@ SELECT (SELECT value FROM facts WHERE name = 'boot') = (SELECT value FROM facts 
 -- Record that this boot was closed and everything it accepted is written.
 UPDATE facts SET value = (SELECT value FROM facts WHERE name = 'boot') WHERE name = 'closed';
 
+-- name: skip_epochs
+-- After an unclean end: give no epoch that the server before may have published and not written. That was at most the
+-- second after the highest.
+UPDATE facts SET value = max(value, (SELECT coalesce(max(epoch), 0) FROM epochs)) + 2 WHERE name = 'epoch';
+
+-- name: highest_epoch
+-- The highest epoch that any session has.
+SELECT max(value, (SELECT coalesce(max(epoch), 0) FROM epochs)) FROM facts WHERE name = 'epoch';
+
 -- name: writer_right
 -- The generation a session stands at; a write under an older one is refused.
 SELECT generation FROM sessions WHERE id = ?;

@@ -5,11 +5,15 @@ ON CONFLICT DO NOTHING;
 
 -- name: add_passing
 -- Add passing events: those of one run and one moment are one row.
-INSERT INTO passing (position, session, run_id, events) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING;
+INSERT INTO passing (session, position, run_id, events) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING;
+
+-- name: keep_epoch
+-- An epoch only rises.
+INSERT INTO epochs (session, epoch) VALUES (?, ?) ON CONFLICT (session) DO UPDATE SET epoch = max(epoch, excluded.epoch);
 
 -- name: runs_with_passing
 -- Runs with passing events.
-SELECT DISTINCT run_id FROM (SELECT DISTINCT session, run_id FROM passing);
+SELECT DISTINCT run_id FROM passing;
 
 -- name: drop_passing
 -- Delete the passing events of a run that has ended; its blocks and its terminal event hold their text.

@@ -74,6 +74,14 @@ DELETE FROM runs WHERE id IN (SELECT id FROM doomed);
 -- An old session.
 DELETE FROM sessions WHERE id = ?;
 
+-- name: skip_epoch
+-- Before an old session's epoch is forgotten: give it no more, so that positions rise if the session is founded again.
+UPDATE facts SET value = max(value, coalesce((SELECT epoch FROM epochs WHERE session = ?), 0)) WHERE name = 'epoch';
+
+-- name: forget_epoch
+-- The epoch of an old session.
+DELETE FROM epochs WHERE session = ?;
+
 -- name: forget_events
 -- The lasting events of an old session.
 DELETE FROM events WHERE session = ?;
