@@ -41,6 +41,7 @@ ANSWER_BYTES: Final = 32 * 1024 * 1024
 TRIES: Final = 8
 WATCH_EVENTS: Final = 256  # waiting for one watcher
 RUNS: Final = 4_096  # remembered by a watch
+HISTORY: Final = "history"  # why a run is not current of which only history was told
 T = TypeVar("T")
 NEWER: Final = "this client does not understand the gateway's answer; install the same version on both sides"
 UNPAIRED: Final = frozenset({"NOT_PAIRED", "PAIRING_REQUIRED", "DEVICE_IDENTITY_REQUIRED"})  # codes of other gateways
@@ -73,12 +74,15 @@ _encode = msgspec.json.Encoder().encode
 
 
 class RemoteSource:
-    """The run behind an event, as this client knows it: current until the gateway says that it fell."""
+    """The run behind an event, as this client knows it: current until the gateway says that it fell.
+
+    A run of which only history was told is not current: it may have ended long ago.
+    """
 
     __slots__ = ("cause", "early")
 
-    def __init__(self) -> None:
-        self.cause: str | None = None
+    def __init__(self, cause: str | None = None) -> None:
+        self.cause = cause
         # The run was cut short: its deltas count no more.
         self.early = False
 
@@ -103,27 +107,35 @@ class Feed:
             source = self._source(told.fell.run_id)
             source.cause, source.early = "fell", told.fell.early
             return True
+        if isinstance(told.caught_up, int):
+            # The runs of which no end was told go on. Events of theirs that were history stay that.
+            goes_on = [run for run, source in self.sources.items() if source.cause == HISTORY]
+            self.sources |= {run: RemoteSource() for run in goes_on}
+            return True
         if len(self._told) >= WATCH_EVENTS:
             return False
         event = told.event
-        of = None if event is None or event.run_id is None else self._source(event.run_id)
+        of = None if event is None or event.run_id is None else self._source(event.run_id, replay=told.replay)
         if event is not None and of is not None and event.kind is EventKind.ENDED:
-            of.cause = of.cause or "ended"
+            of.cause = "ended"
         self._told.append((told, of))
         self._news.set()
         return True
 
-    def _source(self, run_id: str) -> RemoteSource:
+    def _source(self, run_id: str, *, replay: bool = False) -> RemoteSource:
         source = self.sources.get(run_id)
         if source is None:
             if len(self.sources) >= RUNS:
                 del self.sources[next(iter(self.sources))]
-            source = self.sources[run_id] = RemoteSource()
+            source = self.sources[run_id] = RemoteSource(HISTORY if replay else None)
         return source
 
     def end(self) -> None:
         """Accept no more events; the watcher still reads those that wait."""
         self._over = True
+        # Without the gateway nobody says that a run fell.
+        for source in self.sources.values():
+            source.cause = source.cause or "gone"
         self._news.set()
 
     async def next(self) -> Watched | None:

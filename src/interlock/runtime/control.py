@@ -758,9 +758,18 @@ class Control:
             listening.close()
 
     async def listen(
-        self, sink: Sink, session: str | None = None, *, run: str | None = None, after: int = 0, by: str = LOCAL
+        self,
+        sink: Sink,
+        session: str | None = None,
+        *,
+        run: str | None = None,
+        after: int = 0,
+        begin: str | None = None,
+        by: str = LOCAL,
     ) -> Listening | None:
         """Give a sink what `watch` yields, each event in the step that publishes it; None if the run was withdrawn.
+
+        `begin` names a run: events of the session before that run's first are left out, as those up to `after` are.
 
         Control reads the log once `resume` is called on what this returns. The listening ends when the caller loses the
         right to see what it shows.
@@ -786,6 +795,8 @@ class Control:
         else:
             session_id, only = found
             guard = await self._guard_of(only, principal)
+        if begin is not None:
+            after = max(after, await read(self.feed.log.began(session_id, RunId(name_of(begin, "begin")))) - 1)
         listening = self.feed.follow(session_id, sink, after=after, only=only)
         listening.guarded(guard(listening.forbid))
         return listening

@@ -113,6 +113,12 @@ class Unwritten:
         with self._reading(session, held):
             return await self._page(session, after, limit, held)
 
+    async def began(self, session: SessionId, run_id: RunId) -> int:
+        """Return the position of a run's first event in a session's log; 0 if the log has none."""
+        held = [event.position for event in self._pending.get(session, {}).values() if event.run_id == run_id]
+        written = await self._store.began(session, run_id)
+        return written or min(held, default=0)
+
     @contextlib.contextmanager
     def _reading(self, session: SessionId, held: list[Event]) -> Iterator[None]:
         """Add events that are appended while a page is read to that page.

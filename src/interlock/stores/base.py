@@ -181,6 +181,10 @@ class Log(Protocol):
         """Return the events after a position, in order."""
         ...
 
+    async def began(self, session: SessionId, run_id: RunId) -> int:
+        """Return the position of a run's first event in a session's log; 0 if the log has none."""
+        ...
+
 
 class Store(Log, Protocol):
     """Remembers sessions, messages, endings and events."""

@@ -458,6 +458,11 @@ class MemoryStore:
             return Page()
         return Page(events=log.after(after, limit), lost_to=log.lost_to if after < log.lost_to else 0)
 
+    async def began(self, session: SessionId, run_id: RunId) -> int:
+        await self._readable()
+        log = self._logs.get(session)
+        return 0 if log is None else next((each.position for each in log.lasting if each.run_id == run_id), 0)
+
     # Reads
 
     async def _readable(self) -> None:

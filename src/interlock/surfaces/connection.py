@@ -336,7 +336,10 @@ class Connection:
             if stops and self._busy[True] >= STOP_ANSWERS:
                 raise Unavailable("the stop counts, but too many answers are in flight here; ask for its receipt later")
         except InterlockError as error:
-            self.outbox.answer(frames.refusal(request.id, asking.error(error)), urgent=stops)
+            told = asking.error(error)
+            # A stop that counts is not to be sent again: it could end what began since.
+            told |= {"retryable": False} if begun is not None else {}
+            self.outbox.answer(frames.refusal(request.id, told), urgent=stops)
             if stops and asking.arrived:
                 self._note("refused" if begun is None else "stop", request, params, why=str(error))
             return
@@ -408,7 +411,7 @@ class Connection:
     async def _begin(self, wanted: shapes.OwnWatch, watching: Watching) -> None:
         try:
             listening = await self.control.listen(
-                watching, wanted.session, run=wanted.run, after=wanted.after, by=self.by
+                watching, wanted.session, run=wanted.run, after=wanted.after, begin=wanted.begin, by=self.by
             )
         except InterlockError as error:
             watching.end(error)

@@ -239,12 +239,16 @@ class OwnWait(Own, frozen=True, kw_only=True):
 
 
 class OwnWatch(Own, frozen=True, kw_only=True):
-    """`Control.watch`; its events carry `watch`, the number given here."""
+    """`Control.watch`; its events carry `watch`, the number given here.
+
+    `begin` names a run of the session: its first event is the first that is told.
+    """
 
     watch: Whole
     session: SessionName | None = None
     run: str | None = None
     after: Whole = 0
+    begin: str | None = None
 
 
 class OwnUnwatch(Own, frozen=True, kw_only=True):

@@ -75,7 +75,7 @@ class OutliningQuestions(Telling):
 class Watching(Sink):
     """One watch of a connection: a session's or a run's events, in our own words."""
 
-    __slots__ = ("_connection", "_label", "_number", "_over", "_task", "_told_error", "listening")
+    __slots__ = ("_connection", "_fallen", "_label", "_number", "_over", "_told_error", "listening")
 
     def __init__(self, connection: Connection, number: int, error_of: Callable[[InterlockError], Any]) -> None:
         self._connection = connection
@@ -83,6 +83,8 @@ class Watching(Sink):
         self._told_error = error_of
         self._label = watch_label(number, replay=True)
         self._over = False
+        # The last run whose fall was told.
+        self._fallen: Fence | None = None
         self.listening: Listening | None = None
 
     def take(self, event: Event, source: Fence | None) -> bool:
@@ -92,6 +94,9 @@ class Watching(Sink):
             self._label = watch_label(self._number, replay=True)
             outbox.when_room(self.resume)
             return False
+        # The watch began after the fall of this run, and before its terminal event.
+        if source is not None and source.cause is not None and source is not self._fallen:
+            self.fell(source)
         outbox.put(self._connection.gateway.own.item(event, source), self._label)
         return True
 
@@ -106,6 +111,7 @@ class Watching(Sink):
 
     def fell(self, source: Fence) -> None:
         assert source.cause is not None
+        self._fallen = source
         fell = Fell(run_id=source.run_id, early=source.cause.early)
         told = event_frame("interlock.event", {"watch": self._number, "fell": fell})
         # At the head, without a number: what waits of the run is not sent any more.

@@ -144,6 +144,10 @@ class Reads:
 
         return await self._ask(look, bulk=True, whole=True)
 
+    async def began(self, session: SessionId, run_id: RunId) -> int:
+        found = await self._one("began", session, run_id)
+        return 0 if found is None else int(found[0])
+
 
 class Look(Reads):
     """A store that is only read, while a server may be writing it: `async with Look(DIR) as store`."""

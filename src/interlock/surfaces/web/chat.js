@@ -8,7 +8,7 @@
 import { ConversationView } from "./conversation.js";
 import { $, el, plain, show, text } from "./dom.js";
 import { Failed } from "./link.js";
-import { Conversation, placeOf } from "./model.js";
+import { Conversation, earliest } from "./model.js";
 
 const LATEST = 40; // turns shown at first, and added by each look back
 const MOST = 400; // turns kept; beyond it the older half is dropped, and can be looked back at
@@ -22,7 +22,7 @@ export class Chat {
   #watch = null;
   #watches = new Set();
   #cursor = null; // into the list of turns, from the newest
-  #first = 0; // the position behind which the shown turns begin
+  #first = null; // the run with which the shown turns begin
   #children = []; // views
   #unanswered = new Set(); // keys of messages without an answer
   #stopped = new Set(); // keys of those that a stop meant, which are not sent again
@@ -78,7 +78,7 @@ export class Chat {
   #drawn() {
     if (this.view.shorten(MOST, MOST / 2)) {
       this.#cursor = String(MOST / 2); // `earlier` leaves out the turns that are shown
-      this.#first = placeOf(this.model.order[0]);
+      this.#first = this.model.order[0];
       this.#children = this.#children.filter((view) => view.turns.isConnected);
       show($("earlier"), true);
     }
@@ -97,7 +97,7 @@ export class Chat {
       if (this.#closed) return;
       const shown = [...told.tasks.slice(-1), ...live.filter((run) => link.name(run.session) === this.session)];
       this.#cursor = told.nextCursor ?? null;
-      this.#first = shown.length ? Math.min(...shown.map((run) => placeOf(run.id))) : 0;
+      this.#first = earliest(shown.map((run) => run.id));
       this.#follow();
     } catch (error) {
       this.why = error.message;
@@ -122,7 +122,7 @@ export class Chat {
       for (const run of this.#mine.splice(0)) this.#watches.add(this.page.link.watch({ run }, 0, { event }));
       if (error && error.code !== "NOT_FOUND") this.page.notice(`This session is no longer followed: ${error.message}`);
     };
-    this.#watch = this.page.link.watch({ session: this.session }, this.#first, { event, over });
+    this.#watch = this.page.link.watch({ session: this.session, begin: this.#first }, 0, { event, over });
   }
 
   // The share was taken back: the turns stay in the page, and nothing more is requested.
@@ -155,7 +155,7 @@ export class Chat {
         this.#cursor = told.nextCursor ?? null;
         if (!older) continue; // every turn of this page is shown: newer turns have shifted the list
         this.view.prepend(older);
-        this.#first = Math.min(this.#first, ...missing.map(placeOf));
+        this.#first = earliest([...missing, ...(this.#first ? [this.#first] : [])]);
         break;
       }
     } catch (error) {
@@ -187,7 +187,7 @@ export class Chat {
         PATIENCE_MS,
       );
       const over = (error) => reject(error ?? new Failed());
-      const watch = this.page.link.watch({ session: this.session }, Math.min(...ids.map(placeOf)), { event, over });
+      const watch = this.page.link.watch({ session: this.session, begin: earliest(ids) }, 0, { event, over });
       this.#watches.add(watch);
     });
   }

@@ -11,7 +11,7 @@ const LAST_PAUSE_MS = 5_000;
 const INSIST_MS = 2_000; // the longest pause before a retryable request is sent again
 const PATIENCE_MS = 30_000; // for all tries of one request
 const NO_TOKEN = 4001;
-const IN_FLIGHT = 32; // requests, and as many stops; the gateway accepts 64 of each
+const IN_FLIGHT = 32; // requests; the gateway accepts 64
 const CAPABILITIES = ["interlock.quiet.2", "interlock.outline.2"];
 
 export const place = (path) => new URL(path, ROOT);

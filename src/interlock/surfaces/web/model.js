@@ -258,8 +258,9 @@ function tool(part, { name, state, arguments: given, result, error }, at) {
   });
 }
 
-// Return the position behind which a run's events come: ids and positions share boot and counter.
-export function placeOf(run) {
-  const found = /^r-([0-9a-f]+)-([0-9a-f]+)$/.exec(run);
-  return found ? parseInt(found[1], 16) * 2 ** 32 + parseInt(found[2], 16) - 1 : 0;
+// Return the run that came first: ids hold the boot and a counter, which only rise.
+export function earliest(runs) {
+  const order = (run) => run.split("-").slice(1).map((part) => parseInt(part, 16));
+  const before = ([boot, number], [other, last]) => boot - other || number - last;
+  return runs.toSorted((one, other) => before(order(one), order(other)))[0] ?? null;
 }

@@ -110,6 +110,10 @@ SELECT body FROM receipts WHERE pending = 1 ORDER BY serial;
 -- A stretch of a session's lasting events.
 SELECT position, at, run_id, generation, data FROM events WHERE session = ? AND position > ? ORDER BY position LIMIT ?;
 
+-- name: began
+-- The position of a run's first event.
+SELECT position FROM events WHERE session = ? AND run_id = ? ORDER BY position LIMIT 1;
+
 -- name: passing
 -- A stretch of a session's passing events.
 SELECT run_id, events FROM passing WHERE session = ? AND position > ? ORDER BY position LIMIT ?;
