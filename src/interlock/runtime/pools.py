@@ -31,7 +31,7 @@ def at_work() -> frozenset[threading.Thread | Nameless]:
     here = threading.current_thread()
     # Frames first, names second. In the other order a thread that starts in between would have a frame, and count as
     # one without a name.
-    running = set(_frames())
+    running = _frames().keys()
     known = threading.enumerate()
     found = {each for each in known if each is not here and not each.name.startswith(OWN)}
     nameless = map(Nameless, running - {each.ident for each in known if each.ident is not None})
@@ -58,7 +58,9 @@ def idle() -> set[threading.Thread]:
 
 
 def _frames() -> dict[int, FrameType]:
-    """Return each thread's frame, without a garbage collection amid.
+    """Return the frame of each thread but this one, without a garbage collection amid.
+
+    A dict with the caller's own frame, in a variable of that frame, would be a cycle that holds everything above it.
 
     CPython 3.11 makes the frames while it holds the lock on the list of threads. A collection there may run Python and
     let another thread go on; if that one starts a thread, it waits for the lock and holds the interpreter, for ever.
@@ -66,7 +68,9 @@ def _frames() -> dict[int, FrameType]:
     collects = gc.isenabled()
     gc.disable()
     try:
-        return sys._current_frames()
+        frames = sys._current_frames()
     finally:
         if collects:
             gc.enable()
+    del frames[threading.get_ident()]
+    return frames
