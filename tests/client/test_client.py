@@ -26,7 +26,7 @@ from interlock import (
     Unknown,
     events,
 )
-from interlock.client import Client, connect, connection
+from interlock.client import Client, connect
 from interlock.client.client import Seen
 from interlock.core.lifecycle import State
 from interlock.core.names import Drain, Principal, QuestionState, RunId, SessionId
@@ -419,7 +419,7 @@ async def _last(client: Client, run_id: str) -> events.Event:
 
 def test_a_slow_watcher_holds_up_nobody(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """A watcher that does not read delays no verb and holds little; once it reads, it gets every event."""
-    monkeypatch.setattr(connection, "WATCH_EVENTS", 8)
+    monkeypatch.setattr("interlock.client.feed.WATCH_EVENTS", 8)
 
     async def scene() -> None:
         async with connect(served.url, served.token) as client:

@@ -1,7 +1,7 @@
 """A connection to a gateway that is made again when it drops.
 
 1. A request gets its answer, its error, or Dropped; its caller decides whether to ask again.
-2. A watch that holds WATCH_EVENTS is ended on this connection; no other watch waits for it.
+2. A watch that holds `feed.WATCH_EVENTS` is ended on this connection; no other watch waits for it.
 3. No call waits for ever: after `patience` seconds without a connection it raises Unavailable.
 4. The token is in the first frame and nowhere else: no URL, no error, no repr.
 5. A refused token raises at once, and so does a first connection that fails. Only a connection that dropped is dialled
@@ -15,7 +15,6 @@ import json
 import math
 import platform
 import random
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
@@ -24,9 +23,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from interlock.client.feed import Feed
 from interlock.core.errors import BadInput, InterlockError, Refused, Unavailable
-from interlock.core.names import PASSING, EventKind
-from interlock.surfaces.frames import ERRORS, FRAME_BYTES, METHODS, PROTOCOL, QUIET, Fell, Watched
+from interlock.surfaces.frames import ERRORS, FRAME_BYTES, METHODS, PROTOCOL, QUIET, Watched
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -39,9 +38,6 @@ PAUSE_SECONDS: Final = (0.1, 5.0)  # between two dials: the first pause, the lon
 ANSWER_BYTES: Final = 32 * 1024 * 1024
 # A request that drops every connection on which it is sent is given up after so many tries.
 TRIES: Final = 8
-WATCH_EVENTS: Final = 256  # waiting for one watcher
-RUNS: Final = 4_096  # remembered by a watch
-HISTORY: Final = "history"  # why a run is not current of which only history was told
 T = TypeVar("T")
 NEWER: Final = "this client does not understand the gateway's answer; install the same version on both sides"
 UNPAIRED: Final = frozenset({"NOT_PAIRED", "PAIRING_REQUIRED", "DEVICE_IDENTITY_REQUIRED"})  # codes of other gateways
@@ -71,87 +67,6 @@ NO_SUCH_TOKEN: Final = (
 _frame = msgspec.json.Decoder(_Frame)
 _watched = msgspec.json.Decoder(Watched)
 _encode = msgspec.json.Encoder().encode
-
-
-class RemoteSource:
-    """The run behind an event, as this client knows it: current until the gateway says that it fell.
-
-    A run of which only history was told is not current: it may have ended long ago.
-    """
-
-    __slots__ = ("cause", "early")
-
-    def __init__(self, cause: str | None = None) -> None:
-        self.cause = cause
-        # The run was cut short: its deltas count no more.
-        self.early = False
-
-
-class Feed:
-    """The events of one watch on one connection that the watcher has not read.
-
-    A `fell` frame overtakes events that were sent before it: deltas of that run that wait here are not read any more.
-    """
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        # Each with the run that it came from.
-        self._told: deque[tuple[Watched, RemoteSource | None]] = deque()
-        self._news = asyncio.Event()
-        self._over = False
-        self.sources: dict[str, RemoteSource] = {}
-
-    def put(self, told: Watched) -> bool:
-        """Add an event; False if there is no room."""
-        if isinstance(told.fell, Fell):
-            source = self._source(told.fell.run_id)
-            source.cause, source.early = "fell", told.fell.early
-            return True
-        if isinstance(told.caught_up, int):
-            # The runs of which no end was told go on. Events of theirs that were history stay that.
-            goes_on = [run for run, source in self.sources.items() if source.cause == HISTORY]
-            self.sources |= {run: RemoteSource() for run in goes_on}
-            return True
-        if len(self._told) >= WATCH_EVENTS:
-            return False
-        event = told.event
-        of = None if event is None or event.run_id is None else self._source(event.run_id, replay=told.replay)
-        if event is not None and of is not None and event.kind is EventKind.ENDED:
-            of.cause = "ended"
-        self._told.append((told, of))
-        self._news.set()
-        return True
-
-    def _source(self, run_id: str, *, replay: bool = False) -> RemoteSource:
-        source = self.sources.get(run_id)
-        if source is None:
-            if len(self.sources) >= RUNS:
-                del self.sources[next(iter(self.sources))]
-            source = self.sources[run_id] = RemoteSource(HISTORY if replay else None)
-        return source
-
-    def end(self) -> None:
-        """Accept no more events; the watcher still reads those that wait."""
-        self._over = True
-        # Without the gateway nobody says that a run fell.
-        for source in self.sources.values():
-            source.cause = source.cause or "gone"
-        self._news.set()
-
-    async def next(self) -> Watched | None:
-        """Wait for the next event and return it; None if there will be none."""
-        while True:
-            while self._told:
-                told, source = self._told.popleft()
-                if told.event is None:
-                    return told
-                if source is None or not source.early or told.event.kind not in PASSING:
-                    told.event.of(source)
-                    return told
-            if self._over:
-                return None
-            self._news.clear()
-            await self._news.wait()
 
 
 class Link:

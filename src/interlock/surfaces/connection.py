@@ -29,10 +29,11 @@ from interlock.surfaces.access import Caller, Scope, digest_of
 from interlock.surfaces.context import RequestContext
 from interlock.surfaces.frames import BadFrame, Request
 from interlock.surfaces.items import event_frame
-from interlock.surfaces.methods import BEGINS, HANDLERS, Answering, is_typed
+from interlock.surfaces.methods import BEGINS, HANDLERS
 from interlock.surfaces.outbox import BUFFER_BYTES, Line, Outbox, pump
 from interlock.surfaces.own import OUTLINE
 from interlock.surfaces.sinks import Outlining, OutliningQuestions, Telling, TellingQuestions, Watching
+from interlock.surfaces.stops import Answering, is_typed
 
 if TYPE_CHECKING:
     from interlock.surfaces.gateway import Gateway

@@ -6,95 +6,43 @@
 2. `by` is always the connection's principal; control says whether that principal may.
 3. A caller names a run by its id, or by the key under which the caller sent it. Control remembers a stop of a key that
    it has not seen, and the message that arrives under that key is born stopped.
-
-A typed stop is no message and has no run. `Outcome.typed` says that a person wrote it, and the wire then tells `stop`
-instead of `rpc`. Its idempotency key is the stop's own key.
 """
 
-import asyncio
-import contextlib
 import re
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from interlock.core.errors import BadInput, Unknown
 from interlock.core.events import Entry
 from interlock.core.lifecycle import State
-from interlock.core.names import Principal, RunId, SessionId
-from interlock.core.receipt import Receipt
-from interlock.core.stopwords import normalise
-from interlock.runtime.control import Control
+from interlock.core.names import RunId, SessionId
 from interlock.runtime.listing import RunInfo
 from interlock.runtime.live import Sent
-from interlock.runtime.stopping import Answering as Receiving
 from interlock.runtime.values import name_of
 from interlock.surfaces import frames, shapes, telling
 from interlock.surfaces.access import CODE_SECONDS
+from interlock.surfaces.context import RequestContext
+from interlock.surfaces.stops import OURS, STOPS, Answering, Begin, command
 
-OURS = re.compile(r"r-[0-9a-f]+-[0-9a-f]+")
-ANEW = frozenset({"/new", "/reset"})
 STRATEGIES = {"followup": "queue"}  # by the wire's word; the others are the same as ours
-COMMAND_CHARACTERS = 64
 SERVED = frozenset({telling.AGENT, "main"})  # names that clients have for the default agent
 LATEST = 1_000  # runs read for a list of sessions or tasks
 HISTORY_CHARACTERS = 4 * 1024 * 1024  # of a transcript in one answer, from its end
 PAGE = 1_000  # entries in one answer
 
 
-class Context(Protocol):
-    """What a handler sees of the connection whose request it answers."""
-
-    control: Control
-    by: Principal
-    # The message is a command: a stop word, or `/new` or `/reset`.
-    typed: bool
-
-    def first(self, payload: dict[str, Any], about: SessionId) -> None:
-        """Send the first of two answers; the handler returns the second."""
-        ...
-
-    def name(self, session: SessionId) -> str:
-        """Return a session's name as the caller writes it."""
-        ...
-
-    def watch(self, wanted: shapes.OwnWatch) -> None:
-        """Begin a watch: send the connection a session's or a run's events."""
-        ...
-
-    def unwatch(self, number: int) -> None:
-        """End a watch."""
-        ...
-
-    def pair(self, name: str | None) -> str:
-        """Return a code that lets a page in."""
-        ...
-
-    async def overview(self) -> frames.Overview:
-        """Return the gateway's figures."""
-        ...
-
-
-Handler = Callable[[Context, Any], Awaitable[Any]]
-Answering = Callable[[], Awaitable[Any]]
-Begin = Callable[[Context, Any], Answering]
-
-
-def is_typed(asked: shapes.OwnChat, is_stop: Callable[[str], bool]) -> bool:
-    """Return whether a text is a command: a stop word, or `/new` or `/reset`."""
-    text, plain = asked.message, asked.suppress_command_interpretation
-    anew = len(text) < COMMAND_CHARACTERS and normalise(text) in ANEW
-    return not plain and (anew or is_stop(text))
+Handler = Callable[[RequestContext, Any], Awaitable[Any]]
 
 
 # Chat and agent
 
 
-def chat_send(on: Context, asked: shapes.OwnChat) -> Answering:
+def chat_send(on: RequestContext, asked: shapes.OwnChat) -> Answering:
     name_of(asked.idempotency_key, "idempotencyKey")
     if on.typed:
-        return _command(on, asked)
+        return command(on, asked)
     _no_attachments(asked.attachments)
     sending = on.control.begin_send(
         asked.session_key,
@@ -108,7 +56,7 @@ def chat_send(on: Context, asked: shapes.OwnChat) -> Answering:
     return partial(_chat_sent, on, sending)
 
 
-async def _chat_sent(on: Context, sending: Callable[[], Awaitable[Sent]]) -> Any:
+async def _chat_sent(on: RequestContext, sending: Callable[[], Awaitable[Sent]]) -> Any:
     sent = await sending()
     # An ended run has a used key or was born stopped. The timeout of 0 keeps the sender from waiting for a run.
     if sent.state is State.ENDED:
@@ -122,15 +70,7 @@ async def _chat_sent(on: Context, sending: Callable[[], Awaitable[Sent]]) -> Any
     return told | ({"queued": True} if sent.state is State.QUEUED else {})
 
 
-def _command(on: Context, asked: shapes.OwnChat) -> Answering:
-    """Carry out a typed command. Its key is the stop's own, so a command that is delivered twice ends nothing newer."""
-    key = asked.idempotency_key
-    if normalise(asked.message) in ANEW:
-        return _reset(on, asked.session_key, key)
-    return _stopped(on.control.begin_stop(session=asked.session_key, key=key, typed=True, by=on.by))
-
-
-def agent(on: Context, asked: shapes.Agent) -> Answering:
+def agent(on: RequestContext, asked: shapes.Agent) -> Answering:
     _no_attachments(asked.attachments)
     sending = on.control.begin_send(
         asked.session_key,
@@ -145,7 +85,7 @@ def agent(on: Context, asked: shapes.Agent) -> Answering:
     return partial(_agent_sent, on, sending)
 
 
-async def _agent_sent(on: Context, sending: Callable[[], Awaitable[Sent]]) -> Any:
+async def _agent_sent(on: RequestContext, sending: Callable[[], Awaitable[Sent]]) -> Any:
     sent = await sending()
     accepted = {"runId": sent.run_id, "status": "accepted", "acceptedAt": int(time.time() * 1000)}
     accepted |= {"sessionKey": on.name(sent.session), "owner": sent.owner, "generation": sent.generation}
@@ -153,12 +93,12 @@ async def _agent_sent(on: Context, sending: Callable[[], Awaitable[Sent]]) -> An
     return telling.wait_payload(await on.control.wait(sent.run_id, by=on.by))
 
 
-async def agent_wait(on: Context, asked: shapes.AgentWait) -> Any:
+async def agent_wait(on: RequestContext, asked: shapes.AgentWait) -> Any:
     outcome = await on.control.wait(await _run_id(on, asked.run_id), timeout=asked.timeout_ms / 1000, by=on.by)
     return telling.wait_payload(outcome) | {"runId": asked.run_id if not outcome.ended else outcome.run_id}
 
 
-async def chat_history(on: Context, asked: shapes.ChatHistory) -> Any:
+async def chat_history(on: RequestContext, asked: shapes.ChatHistory) -> Any:
     try:
         entries = await on.control.history(asked.session_key, by=on.by)
     except Unknown:
@@ -177,7 +117,7 @@ async def chat_history(on: Context, asked: shapes.ChatHistory) -> Any:
     return told | {"hasMore": len(chosen) < end}
 
 
-def _agent(on: Context, name: str | None) -> str | None:
+def _agent(on: RequestContext, name: str | None) -> str | None:
     """Return an agent's name in control; None for the default agent, which clients call by a name in SERVED."""
     return None if name is None or (name in SERVED and name not in on.control.agents) else name
 
@@ -187,133 +127,17 @@ def _no_attachments(attachments: tuple[Any, ...]) -> None:
         raise BadInput("attachments are not taken here; put what the agent needs into the message")
 
 
-async def _run_id(on: Context, name: str) -> RunId:
+async def _run_id(on: RequestContext, name: str) -> RunId:
     if OURS.fullmatch(name):
         return RunId(name)
     info = await on.control.find(name, by=on.by)
     return RunId(name) if info is None else info.id
 
 
-# Stopping
-
-
-def _stop(on: Context, name: str) -> Receiving:
-    """Stop a run by its id or its key; control remembers the stop of a key that it has not seen."""
-    if OURS.fullmatch(name):
-        return on.control.begin_stop(run=name, by=on.by)
-    return on.control.begin_stop(message=name, by=on.by)
-
-
-def _stopped(receiving: Receiving) -> Answering:
-    async def answer() -> Any:
-        return telling.stop_payload(await receiving())
-
-    return answer
-
-
-def chat_abort(on: Context, asked: shapes.ChatAbort) -> Answering:
-    # The right to stop a run does not depend on the session that the request names beside it, so that is not read.
-    name, session = asked.run_id, asked.session_key
-    stop = on.control.begin_stop(session=session, by=on.by) if name is None else _stop(on, name)
-
-    async def answer() -> Any:
-        receipt = await stop()
-        if name is None:
-            return telling.stop_payload(receipt) | _left(on, session)
-        return telling.stop_payload(receipt) | _left(on, receipt.session) | _unknown(on, name, receipt)
-
-    return answer
-
-
-def sessions_abort(on: Context, asked: shapes.SessionsAbort) -> Answering:
-    name, key = asked.run_id, asked.key
-    if name is not None:
-        stops = [_stop(on, name)]
-    elif key is None:
-        raise BadInput("sessions.abort: name a session by key, or a run by runId")
-    elif asked.clear_queued:
-        stops = [on.control.begin_stop(session=key, by=on.by)]
-    else:
-        seated = [run for run in on.control.live_runs(key, by=on.by) if _at_work(run)]
-        stops = [on.control.begin_stop(run=run.id, by=on.by) for run in seated]
-
-    async def answer() -> Any:
-        receipts = [await stop() for stop in stops]
-        if name is not None and asked.clear_queued and receipts[0].session is not None:
-            receipts.append(await on.control.stop(session=receipts[0].session, by=on.by))
-        session_id = key if name is None else receipts[0].session
-        stopped = [run.id for receipt in receipts if receipt.aborted for run in receipt.runs]
-        told: dict[str, Any] = {"ok": True, "abortedRunId": stopped[0] if stopped else None}
-        told["status"] = "aborted" if any(receipt.aborted for receipt in receipts) else "no-active-run"
-        told |= {"receipt": receipts[0]} if receipts else {}
-        return told | _left(on, session_id) | ({} if name is None else _unknown(on, name, receipts[0]))
-
-    return answer
-
-
-def _left(on: Context, session: str | None) -> dict[str, Any]:
-    """Return what the caller may stop in a session and this stop left running."""
-    left = None if session is None else on.control.remaining(session, by=on.by)
-    return {} if left is None or not any(left) else {"remaining": left._asdict()}
-
-
-def _unknown(on: Context, name: str, receipt: Receipt) -> dict[str, Any]:
-    """Return the reason why a stop found no run; it is the same for another's run and for one that never was."""
-    if receipt.aborted or receipt.already is not None or receipt.id is not None:
-        return {}
-    later = "; one that is sent with this key will not run" if not OURS.fullmatch(name) else ""
-    return {"reason": f"no run {name!r:.80} that {on.by} may stop{later}"}
-
-
-def _at_work(run: RunInfo) -> bool:
-    return run.state in (State.ARRIVING, State.SEATED, State.STARTED)
-
-
-def _reset(on: Context, session: str, key: str) -> Answering:
-    nothing = {"ok": True, "key": on.name(SessionId(session)), "reset": False, "aborted": False, "runIds": []}
-    resetting: Receiving | None = None
-    # Unknown: the session has no message yet, or is another's.
-    with contextlib.suppress(Unknown):
-        resetting = on.control.begin_reset(session, key=key, by=on.by)
-
-    async def answer() -> Any:
-        with contextlib.suppress(Unknown):
-            if resetting is not None:
-                return telling.stop_payload(await resetting()) | {"key": on.name(SessionId(session)), "reset": True}
-        return nothing
-
-    return answer
-
-
-def sessions_reset(on: Context, asked: shapes.SessionKey) -> Answering:
-    resetting = on.control.begin_reset(asked.key, by=on.by)
-
-    async def answer() -> Any:
-        return telling.stop_payload(await resetting()) | {"key": on.name(SessionId(asked.key)), "reset": True}
-
-    return answer
-
-
-def tasks_cancel(on: Context, asked: shapes.TasksCancel) -> Answering:
-    stop = _stop(on, asked.task_id)
-
-    async def answer() -> Any:
-        receipt = await stop()
-        info = await on.control.find(asked.task_id, by=on.by)
-        told: dict[str, Any] = {"found": info is not None, "cancelled": receipt.aborted}
-        if info is None:
-            return told | {"reason": "no such task of yours"}
-        if receipt.already is not None:
-            told["reason"] = f"it had ended already: {receipt.already}"
-        return told | {"task": telling.task_of(info, on.name)}
-
-    return answer
-
-
 # Looking
 
 
-async def tasks_list(on: Context, asked: shapes.TasksList) -> Any:
+async def tasks_list(on: RequestContext, asked: shapes.TasksList) -> Any:
     """Return the runs of a session and all below them, or of all sessions, the latest first."""
     try:
         if asked.session_key:
@@ -345,14 +169,14 @@ def _cursor(text: str | None) -> int:
     return int(text or 0)
 
 
-async def tasks_get(on: Context, asked: shapes.TaskId) -> Any:
+async def tasks_get(on: RequestContext, asked: shapes.TaskId) -> Any:
     info = await on.control.find(asked.task_id, by=on.by)
     if info is None:
         raise Unknown(f"no task {asked.task_id!r:.80} that {on.by} may see; tasks.list lists them")
     return {"task": telling.task_of(info, on.name)}
 
 
-async def sessions_list(on: Context, asked: shapes.SessionsList) -> Any:
+async def sessions_list(on: RequestContext, asked: shapes.SessionsList) -> Any:
     begin, limit, sought = asked.offset, min(PAGE, max(1, asked.limit)), (asked.search or "").lower()
     infos = await on.control.sessions(limit=PAGE if sought else begin + limit, by=on.by)
     runs: dict[SessionId, list[RunInfo]] = {}
@@ -363,35 +187,35 @@ async def sessions_list(on: Context, asked: shapes.SessionsList) -> Any:
     return {"ts": int(time.time() * 1000), "count": len(rows), "sessions": rows}
 
 
-async def sessions_describe(on: Context, asked: shapes.SessionKey) -> Any:
+async def sessions_describe(on: RequestContext, asked: shapes.SessionKey) -> Any:
     info = await on.control.session(asked.key, by=on.by)
     return {"session": telling.session_of(info, await on.control.runs(asked.key, by=on.by), on.name)}
 
 
-async def receipts_get(on: Context, asked: shapes.ReceiptsGet) -> Any:
+async def receipts_get(on: RequestContext, asked: shapes.ReceiptsGet) -> Any:
     if (asked.run_id is None) == (asked.receipt_id is None):
         raise BadInput("receipts.get: name one thing, runId or receiptId")
     wanted = asked.receipt_id if asked.run_id is None else await _run_id(on, asked.run_id)
     return frames.ReceiptResult(receipt=await on.control.receipt(wanted, by=on.by))
 
 
-async def runs_timeline(on: Context, asked: shapes.RunRef) -> Any:
+async def runs_timeline(on: RequestContext, asked: shapes.RunRef) -> Any:
     run_id = await _run_id(on, asked.run_id)
     return frames.TimelineResult(run_id=run_id, moments=await on.control.timeline(run_id, by=on.by))
 
 
-async def health(on: Context, asked: shapes.Nothing) -> Any:
+async def health(on: RequestContext, asked: shapes.Nothing) -> Any:
     return {"ok": True, "ts": int(time.time() * 1000)}
 
 
 # Questions
 
 
-async def approval_list(on: Context, asked: shapes.Nothing) -> Any:
+async def approval_list(on: RequestContext, asked: shapes.Nothing) -> Any:
     return {"approvals": [telling.approval_of(question, on.name) for question in await on.control.questions(by=on.by)]}
 
 
-async def approval_resolve(on: Context, asked: shapes.ApprovalResolve) -> Any:
+async def approval_resolve(on: RequestContext, asked: shapes.ApprovalResolve) -> Any:
     words: dict[str, bool | str] = {"allow-once": True, "allow-always": True, "deny": False}
     asked_now = (question for question in await on.control.questions(by=on.by) if question.id == asked.id)
     choices = next((question.choices for question in asked_now), None)
@@ -405,13 +229,13 @@ async def approval_resolve(on: Context, asked: shapes.ApprovalResolve) -> Any:
 
 
 def _verb(name: str, *fields: str) -> Handler:
-    async def ask(on: Context, asked: Any) -> Any:
+    async def ask(on: RequestContext, asked: Any) -> Any:
         return await getattr(on.control, name)(**{field: getattr(asked, field) for field in fields}, by=on.by)
 
     return ask
 
 
-async def own_runs(on: Context, asked: shapes.OwnList) -> list[RunInfo]:
+async def own_runs(on: RequestContext, asked: shapes.OwnList) -> list[RunInfo]:
     """Return runs with shortened texts; `wait` and `find` return the whole."""
     return [
         telling.short(run)
@@ -419,7 +243,7 @@ async def own_runs(on: Context, asked: shapes.OwnList) -> list[RunInfo]:
     ]
 
 
-async def own_history(on: Context, asked: shapes.OwnSession) -> list[Entry]:
+async def own_history(on: RequestContext, asked: shapes.OwnSession) -> list[Entry]:
     """Return the latest part of a transcript, at most HISTORY_CHARACTERS."""
     entries, room = await on.control.history(asked.session, by=on.by), HISTORY_CHARACTERS
     for at in range(len(entries) - 1, -1, -1):
@@ -429,71 +253,32 @@ async def own_history(on: Context, asked: shapes.OwnSession) -> list[Entry]:
     return entries
 
 
-async def own_wait(on: Context, asked: shapes.OwnWait) -> Any:
+async def own_wait(on: RequestContext, asked: shapes.OwnWait) -> Any:
     run_id = await _run_id(on, asked.run)
     return await on.control.wait(run_id, timeout=asked.timeout, drained=asked.drained, by=on.by)
 
 
-async def own_watch(on: Context, asked: shapes.OwnWatch) -> Any:
+async def own_watch(on: RequestContext, asked: shapes.OwnWatch) -> Any:
     on.watch(asked)
     return {"watch": asked.watch}
 
 
-async def own_unwatch(on: Context, asked: shapes.OwnUnwatch) -> Any:
+async def own_unwatch(on: RequestContext, asked: shapes.OwnUnwatch) -> Any:
     on.unwatch(asked.watch)
     return {"watch": asked.watch}
 
 
-async def own_pair(on: Context, asked: shapes.OwnPair) -> frames.PairCode:
+async def own_pair(on: RequestContext, asked: shapes.OwnPair) -> frames.PairCode:
     return frames.PairCode(code=on.pair(asked.name), seconds=CODE_SECONDS)
 
 
-async def own_overview(on: Context, asked: shapes.OwnNothing) -> frames.Overview:
+async def own_overview(on: RequestContext, asked: shapes.OwnNothing) -> frames.Overview:
     return await on.overview()
 
 
-def own_send(on: Context, asked: shapes.OwnSend) -> Answering:
+def own_send(on: RequestContext, asked: shapes.OwnSend) -> Answering:
     given = {field: getattr(asked, field) for field in shapes.OwnSend.__struct_fields__}
     return on.control.begin_send(**given, by=on.by)
-
-
-def own_stop(on: Context, asked: shapes.OwnStop) -> Receiving:
-    return on.control.begin_stop(
-        session=asked.session, run=asked.run, message=asked.message, key=asked.key, order=asked.order,
-        typed=asked.typed, by=on.by,
-    )  # fmt: skip
-
-
-def own_reset(on: Context, asked: shapes.OwnReset) -> Receiving:
-    return on.control.begin_reset(asked.session, key=asked.key, by=on.by)
-
-
-def own_stopall(on: Context, asked: shapes.OwnStopAll) -> Answering:
-    """Stop every session that has a run or a detached process, in one step; a child falls with its home.
-
-    With `of`, stop that principal's sessions, and the runs it started in the sessions of others.
-    """
-    runs = [run for run in on.control.live_runs(by=on.by) if run.outcome is None]
-    held = [each.session for each in on.control.live_processes(by=on.by)]
-    # A child is stopped through its home. Stopped alone, a detached child would announce its ending there, and the
-    # announcement would start a turn.
-    sessions = dict.fromkeys([run.home or run.session for run in runs] + held)
-    alone: list[RunInfo] = []
-    if asked.of is not None:
-        sessions = {each: None for each in sessions if on.control.whose(each).owner == asked.of}
-        alone = [run for run in runs if run.principal == asked.of and (run.home or run.session) not in sessions]
-    stops = [on.control.begin_stop(session=session, by=on.by) for session in sessions]
-    stops += [on.control.begin_stop(run=run.id, by=on.by) for run in alone]
-
-    async def answer() -> list[Receipt]:
-        # A stop that fails does not hide the receipts of the others.
-        told = await asyncio.gather(*(stop() for stop in stops), return_exceptions=True)
-        receipts = [each for each in told if isinstance(each, Receipt)]
-        if not receipts and told:
-            raise next(each for each in told if isinstance(each, BaseException))
-        return list({receipt.id: receipt for receipt in reversed(receipts) if receipt.aborted}.values())[::-1]
-
-    return answer
 
 
 BEGINS: dict[str, Begin] = {
@@ -501,13 +286,7 @@ BEGINS: dict[str, Begin] = {
     "agent": agent,
     "interlock.send": own_send,
     "interlock.chat": chat_send,
-    "chat.abort": chat_abort,
-    "sessions.abort": sessions_abort,
-    "sessions.reset": sessions_reset,
-    "tasks.cancel": tasks_cancel,
-    "interlock.stop": own_stop,
-    "interlock.reset": own_reset,
-    "interlock.stopall": own_stopall,
+    **STOPS,
 }
 HANDLERS: dict[str, Handler] = {
     "health": health,
