@@ -79,7 +79,7 @@ BESIDE = (  # bugs of rules that are no row of the table
     ("unit/stalled-reader-hoards", (TRANSPORT, "test_a_stalled_reader_holds_little_that_cannot_be_taken_back")),
     ("unit/joined-without-bound", (OUTBOX, "test_a_joined_frame_is_short")),
     ("unit/outbox-not-dropped", (TRANSPORT, "test_a_fall_drops_from_every_outbox")),
-    ("unit/urgent-not-dropped", (OUTBOX, "test_a_hastened_delta_is_dropped_too")),
+    ("unit/outbox-not-dropped", (OUTBOX, "test_a_hastened_delta_is_dropped_too")),
     ("unit/read-before-the-removal", (TRANSPORT, "test_what_a_removed_token_has_asked_is_not_begun")),
     ("unit/bare-names-are-everybodys", (RIGHTS, "test_the_main_of_two_people_are_two_sessions")),
     ("unit/tree-killed-one-by-one", ("processes/test_bombs.py", "test_a_fork_bomb_is_ended")),

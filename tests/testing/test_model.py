@@ -26,7 +26,7 @@ from interlock.runtime.registry import Registry
 pytestmark = pytest.mark.long
 
 SEEDS = range(150)
-TRIES, AT_A_TIME = 2_000, 100  # seeds in which a planted bug is looked for
+TRIES, AT_A_TIME = 3_000, 100  # seeds in which a planted bug is looked for
 
 
 @pytest.fixture(autouse=True)

@@ -142,14 +142,17 @@ class Unwritten:
             # Nothing is pending and no run has just ended: the store's page is the answer.
             if at == after and not (held or over or self._ended or lost_to):
                 return page
-            lost_to, more = max(lost_to, page.lost_to), len(page.events) == limit
-            found.update({event.position: event for event in page.events if not _passed(event, over)})
+            lost_to = max(lost_to, page.lost_to)
+            # A run may have ended during the read. Leave its deltas out before the page is measured: a page that were
+            # filtered later would be short, and its reader would take it for the last.
+            over |= self._ended
+            found.update({event.position: event for event in page.events})
+            found = {position: event for position, event in found.items() if not _passed(event, over)}
             if page.events:
                 at = page.events[-1].position
-            more = more and len(found) < limit
-        over |= self._ended
-        found.update({event.position: event for event in held if event.position > after})
-        found = {position: event for position, event in found.items() if not _passed(event, over)}
+            more = len(page.events) == limit and len(found) < limit
+        # No await since the last read: a page that is full in the store ends before what waits.
+        found.update({event.position: event for event in held if event.position > after and not _passed(event, over)})
         events = sorted(found.values(), key=attrgetter("position"))
         return Page(events=tuple(events[:limit]), lost_to=lost_to if lost_to > after else 0)
 

@@ -4,7 +4,7 @@
 2. An item is rendered when it is written. A passing item (a delta, a typing sign) whose source was cut short is never
    rendered: the fence is asked here, so a fall searches no outbox, and what it leaves behind gets no number.
 3. The answer to a stop goes to the head, together with the items of its session that wait, in their order: a reader
-   must not see the answer before the events that it follows. Ticks go to the head too, nothing else does.
+   must not see the answer before the events that it follows. Ticks and falls go to the head too, nothing else does.
 4. Waiting texts of one stream are joined into one frame. They are written at the gateway's pace, other items at once.
 5. The outbox holds at most BUFFER_BYTES. Beyond that the reader is too slow, and its line is closed. Whoever can read
    its events again later (a watch) puts nothing into an outbox that is `full`, and goes on when there is room.
@@ -167,8 +167,8 @@ class Outbox:
 
     # Putting
 
-    def put(self, item: Item, label: bytes = b"") -> None:
-        """Add an item; a text is joined to those of its stream that wait."""
+    def put(self, item: Item, label: bytes = b"", *, urgent: bool = False) -> None:
+        """Add an item; a text is joined to those of its stream that wait. An urgent item, no text, goes to the head."""
         if self.closed or self.overflowed:
             return
         stream = item.stream
@@ -176,7 +176,7 @@ class Outbox:
         size = min(item.size, BUFFER_BYTES // 4)
         if stream is None:
             self._growing.clear()
-            self._held.append(Held(item, label, size))
+            (self._urgent if urgent else self._held).append(Held(item, label, size))
             self.wake()
         elif (held := self._growing.get((stream, label))) is not None and held.characters < JOINED_CHARACTERS:
             held.items.append(item)
@@ -214,6 +214,8 @@ class Outbox:
                 self._held = deque(held for held in self._held if _session_of(held) != hasten)
                 self._urgent.extend(mine)
                 self._growing.clear()
+        if about is not None:
+            self._growing.clear()
         answer = Answer(frame, about)
         (self._urgent if urgent or hasten is not None else self._held).append(answer)
         self._bytes += answer.size

@@ -113,9 +113,10 @@ class Watching(Sink):
         assert source.cause is not None
         self._fallen = source
         fell = Fell(run_id=source.run_id, early=source.cause.early)
-        told = event_frame("interlock.event", {"watch": self._number, "fell": fell})
-        # At the head, without a number: what waits of the run is not sent any more.
-        self._connection.outbox.answer(told.body + b"}", urgent=True)
+        session = None if self.listening is None else self.listening.session
+        told = event_frame("interlock.event", {"watch": self._number, "fell": fell}, session=session, source=source)
+        # At the head: what waits of the run is not sent any more.
+        self._connection.outbox.put(told, urgent=True)
 
     def close(self, error: InterlockError | None) -> None:
         if error is not None:
@@ -131,4 +132,6 @@ class Watching(Sink):
             self._say(told)
 
     def _say(self, told: dict[str, Any]) -> None:
-        self._connection.outbox.put(event_frame("interlock.event", {"watch": self._number, **told}))
+        """Tell the reader about the watch. A stop that hastens the session's events must not separate them from it."""
+        frame = event_frame("interlock.event", {"watch": self._number, **told}).body + b"}"
+        self._connection.outbox.answer(frame, about=None if self.listening is None else self.listening.session)

@@ -81,7 +81,11 @@ def chat_abort(on: RequestContext, asked: shapes.ChatAbort) -> Answering:
 def sessions_abort(on: RequestContext, asked: shapes.SessionsAbort) -> Answering:
     name, key = asked.run_id, asked.key
     if name is not None:
+        named = [
+            run for run in on.control.live_runs(by=on.by) if name == run.id or (name, on.by) == (run.key, run.principal)
+        ]
         stops = [_stop(on, name)]
+        stops += [on.control.begin_stop(session=run.session, by=on.by) for run in named if asked.clear_queued]
     elif key is None:
         raise BadInput("sessions.abort: name a session by key, or a run by runId")
     elif asked.clear_queued:
@@ -92,7 +96,8 @@ def sessions_abort(on: RequestContext, asked: shapes.SessionsAbort) -> Answering
 
     async def answer() -> Any:
         receipts = [await stop() for stop in stops]
-        if name is not None and asked.clear_queued and receipts[0].session is not None:
+        # The run was not in memory: only its receipt names its session.
+        if name is not None and asked.clear_queued and len(stops) == 1 and receipts[0].session is not None:
             receipts.append(await on.control.stop(session=receipts[0].session, by=on.by))
         session_id = key if name is None else receipts[0].session
         stopped = [run.id for receipt in receipts if receipt.aborted for run in receipt.runs]
