@@ -110,7 +110,7 @@ def check_ack(frames: list[Frame], ack: str, run: str) -> None:
 
 @pytest.mark.parametrize("store", ["memory://", "sqlite:///{}/store"])
 def test_a_stalled_watcher_catches_up(store: str, tmp_path: Path) -> None:
-    """Watchers that stall get each lasting event once, history marked, and no news of a run behind its ack (race 142)."""
+    """Watchers that stall get each lasting event once, history marked, no news of a run behind its ack (race 142)."""
     behind: list[int] = []
 
     async def turn(listener: Listener, number: int, random: Random) -> None:
