@@ -230,7 +230,8 @@ class Conversation:
         event = payload.get("event")
         if event is None:
             return
-        self._rises(("interlock.event", payload["watch"]), event["position"])
+        # Positions are counted by session, and watch 0 tells of many.
+        self._rises(("interlock.event", (payload["watch"], event["session"])), event["position"])
         kind, key = event["data"]["type"], (payload["watch"], event.get("run_id"))
         if key in self._watches_over and kind not in AFTER_THE_END:
             raise Wrong(f"something of {key[1]} after its terminal event: {_short(event)}")

@@ -141,7 +141,7 @@ def test_a_stalled_watcher_catches_up(store: str, tmp_path: Path) -> None:
                 await turn(listener, number, random)
             last = (await chat(wire, "3", f"{session} last", session))["runId"]
             await wire.until(lambda: any(each["run_id"] == last for each in listener.events if endings([each])))
-            log = await whole_log(served.control._store, f"{served.connection(wire).by}/{session}")
+            log = await whole_log(served.control.feed.log, f"{served.connection(wire).by}/{session}")
             until = listener.events[-1]["position"]
             lasting = [each.position for each in log if each.position <= until and each.kind.value != "delta"]
             events = listener.events

@@ -640,7 +640,8 @@ def test_what_a_process_wrote_last_is_told(server: House) -> None:
         talk.request("agent.wait", runId=run)
         talk.request("interlock.watch", watch=7, run=run)
         told = talk.event(
-            "interlock.event", lambda each: each["watch"] == 7 and each["event"]["data"].get("state") == "exited"
+            "interlock.event",
+            lambda each: each["watch"] == 7 and each.get("event", {}).get("data", {}).get("state") == "exited",
         )
         assert len(told["event"]["data"]["tail"]) == 1_000 and told["event"]["data"]["tail"].endswith("éend")
         began = talk.event("interlock.event", lambda each: each["event"]["data"].get("state") == "running")
