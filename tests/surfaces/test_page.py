@@ -626,6 +626,10 @@ def test_a_stop_of_everything_reaches_what_is_detached(tmp_path: Path) -> None:
 # Output of processes
 
 
+def _state_of(told: dict[str, Any]) -> str | None:
+    return told.get("event", {}).get("data", {}).get("state")  # type: ignore[no-any-return]
+
+
 def test_what_a_process_wrote_last_is_told(server: House) -> None:
     """The list, and the event of the exit, hold the end of a process's output: whole characters, bounded."""
     with server.connect() as talk:
@@ -639,10 +643,7 @@ def test_what_a_process_wrote_last_is_told(server: House) -> None:
         run = send(talk, "tails", "wrote 5000")
         talk.request("agent.wait", runId=run)
         talk.request("interlock.watch", watch=7, run=run)
-        told = talk.event(
-            "interlock.event",
-            lambda each: each["watch"] == 7 and each.get("event", {}).get("data", {}).get("state") == "exited",
-        )
+        told = talk.event("interlock.event", lambda each: each["watch"] == 7 and _state_of(each) == "exited")
         assert len(told["event"]["data"]["tail"]) == 1_000 and told["event"]["data"]["tail"].endswith("éend")
         began = talk.event("interlock.event", lambda each: each["event"]["data"].get("state") == "running")
         assert began["event"]["data"]["tail"] == ""
