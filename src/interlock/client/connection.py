@@ -41,6 +41,7 @@ ANSWER_BYTES: Final = 32 * 1024 * 1024
 TRIES: Final = 8
 WATCH_EVENTS: Final = 256  # waiting for one watcher
 RUNS: Final = 4_096  # remembered by a watch
+HISTORY: Final = "history"  # the cause of a run whose replay is not over: it may have fallen
 T = TypeVar("T")
 NEWER: Final = "this client does not understand the gateway's answer; install the same version on both sides"
 UNPAIRED: Final = frozenset({"NOT_PAIRED", "PAIRING_REQUIRED", "DEVICE_IDENTITY_REQUIRED"})  # codes of other gateways
@@ -105,20 +106,25 @@ class Feed:
             return True
         if len(self._told) >= WATCH_EVENTS:
             return False
+        if told.caught_up is not msgspec.UNSET:
+            for source in self.sources.values():
+                source.cause = None if source.cause == HISTORY else source.cause
         event = told.event
-        of = None if event is None or event.run_id is None else self._source(event.run_id)
+        of = None if event is None or event.run_id is None else self._source(event.run_id, replay=told.replay)
         if event is not None and of is not None and event.kind is EventKind.ENDED:
-            of.cause = of.cause or "ended"
+            of.cause = "ended"
         self._told.append((told, of))
         self._news.set()
         return True
 
-    def _source(self, run_id: str) -> RemoteSource:
+    def _source(self, run_id: str, *, replay: bool = False) -> RemoteSource:
+        """Return the source of a run. One that is first heard of in a replay may have fallen before the watch began."""
         source = self.sources.get(run_id)
         if source is None:
             if len(self.sources) >= RUNS:
                 del self.sources[next(iter(self.sources))]
             source = self.sources[run_id] = RemoteSource()
+            source.cause = HISTORY if replay else None
         return source
 
     def end(self) -> None:
