@@ -1,4 +1,4 @@
-"""Who hears everything: rights are asked when they change, not for each event, and the answer is right after a change."""
+"""Who hears everything: rights are asked when they change, not for each event."""
 
 import asyncio
 import time
@@ -94,7 +94,7 @@ async def say(control: Control, text: str, by: str, session: str = "s") -> None:
 
 
 def test_the_audience_follows_every_change_of_rights() -> None:
-    """Founding, share, unshare and appoint count for listeners to everything from their step on (race 143)."""
+    """Founding, share, unshare and appoint count for listeners to everything from their step on (race 145)."""
 
     async def main() -> None:
         async with open_control(speaks) as control:
@@ -120,7 +120,7 @@ def test_the_audience_follows_every_change_of_rights() -> None:
 
 
 def test_a_session_that_is_founded_anew_has_a_new_audience(tmp_path: Path) -> None:
-    """After a session was pruned and founded by somebody else, its events are told to the new owner alone (race 143)."""
+    """After a session was pruned and founded by another, its events are told to the new owner alone (race 145)."""
 
     async def main() -> None:
         store = SqliteStore(tmp_path)
@@ -140,7 +140,7 @@ def test_a_session_that_is_founded_anew_has_a_new_audience(tmp_path: Path) -> No
 
 
 def test_an_approver_hears_questions_alone_and_only_while_appointed() -> None:
-    """An approver is told the questions of runs that it may not see, nothing else, and none once dismissed (race 143)."""
+    """An approver is told the questions of runs that it may not see alone, and none once dismissed (race 145)."""
 
     async def main() -> None:
         async with open_control(speaks) as control:

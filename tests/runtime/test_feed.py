@@ -115,7 +115,7 @@ def check(slow: Slow, after: int, until: int, published: list[Event]) -> None:
 
 
 def test_sinks_of_every_speed_hear_what_was_published(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under random publications, stalls, closes and lost rights every sink agrees with the model (races 10, 99, 142)."""
+    """With random publications, stalls, closes and lost rights every sink agrees with the model (races 10, 99, 142)."""
     monkeypatch.setattr(feeds, "WATCH_EVENTS", 3)
     monkeypatch.setattr(feeds, "PAGE_EVENTS", 4)
     refused, lost = [], []

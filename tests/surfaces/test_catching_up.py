@@ -1,4 +1,4 @@
-"""A watcher on the wire that is too slow reads on in the log: nothing twice, nothing missing, history marked as such."""
+"""A watcher on the wire that is too slow reads on in the log: nothing twice, nothing missing, history marked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import itertools
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,7 @@ from interlock.runtime.watch import whole_log
 from interlock.surfaces import outbox
 
 from .protocol import Frame
-from .transport import QUIET, Serving, Wire, chat, endings, eventually, in_loop
+from .transport import QUIET, Serving, Wire, chat, endings, in_loop
 
 TRIALS = 24
 AT_ONCE = 4
@@ -111,7 +110,7 @@ def check_ack(frames: list[Frame], ack: str, run: str) -> None:
 
 @pytest.mark.parametrize("store", ["memory://", "sqlite:///{}/store"])
 def test_a_stalled_watcher_catches_up(store: str, tmp_path: Path) -> None:
-    """Watchers that stall get every lasting event once, history marked, and no news of a run behind its ack (race 142)."""
+    """Watchers that stall get lasting events once, history marked, and no news of a run behind its ack (race 142)."""
     behind: list[int] = []
 
     async def turn(listener: Listener, number: int, random: Random) -> None:

@@ -10,7 +10,9 @@ from .scene import WireError
 from .transport import Serving, chat, in_loop
 
 
-@pytest.mark.parametrize("caps", [("interlock.quiet",), ("interlock.outline",), ("interlock.quiet", "interlock.outline")])
+@pytest.mark.parametrize(
+    "caps", [("interlock.quiet",), ("interlock.outline",), ("interlock.quiet", "interlock.outline")]
+)
 def test_an_outdated_client_can_only_stop(caps: tuple[str, ...], tmp_path: Path) -> None:
     """Everything but a stop is refused with words that say to reload; the stop ends its run; no event is told."""
 

@@ -129,7 +129,13 @@ def test_a_fall_does_nothing_for_connections_of_others(tmp_path: Path, monkeypat
                 await wire.wait_for(lambda each: "caught_up" in each["payload"])
                 mine = served.connection(wire).outbox
                 with monkeypatch.context() as patch:
-                    for owner, name in ((Outbox, "put"), (Outbox, "answer"), (Outbox, "keep"), (Outbox, "pop"), (Feed, "sees")):
+                    for owner, name in (
+                        (Outbox, "put"),
+                        (Outbox, "answer"),
+                        (Outbox, "keep"),
+                        (Outbox, "pop"),
+                        (Feed, "sees"),
+                    ):
                         note(patch, owner, name, touched, mine)
                     stop = served.control.begin_stop(run=run, by=served.connection(wire).by)
                     assert touched == ["mine"], "the `fell` frame of the watcher, and nothing else"
