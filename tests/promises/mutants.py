@@ -35,6 +35,8 @@ SHARING = "runtime/test_sharing.py"
 ZYGOTE = "hosts/test_zygote.py"
 LIMITS, LISTS = "runtime/test_child_limits.py", "surfaces/test_task_lists.py"
 HEARING, ANNOUNCED = "contracts/test_hearing.py", "runtime/test_announcements.py"
+LINES, REMOTE = "surfaces/test_lines.py", "surfaces/test_remote_current.py"
+BEHIND = "surfaces/test_catching_up.py"
 BESIDE = (  # bugs of rules that are no row of the table
     ("unit/host-tool-not-killed", ("hosts/test_hogs.py", "test_a_tool_at_work_is_killed_at_once")),
     ("unit/guest-s-child-gets-in", (ANNOUNCED, "test_a_guest_s_child_does_not_get_into_the_owner_s_turn")),
@@ -80,6 +82,11 @@ BESIDE = (  # bugs of rules that are no row of the table
     ("unit/joined-without-bound", (OUTBOX, "test_a_joined_frame_is_short")),
     ("unit/outbox-not-dropped", (TRANSPORT, "test_a_fall_drops_from_every_outbox")),
     ("unit/outbox-not-dropped", (OUTBOX, "test_a_hastened_delta_is_dropped_too")),
+    ("unit/outbox-not-dropped", (LINES, "test_lines_of_json_use_the_outbox_as_it_is")),
+    ("unit/fall-not-told", (REMOTE, "test_a_fall_is_told_ahead_of_its_terminal_event")),
+    ("unit/room-not-told", (BEHIND, "test_a_stalled_watcher_catches_up")),
+    ("unit/outdated-client-served", ("surfaces/test_outdated.py", "test_an_outdated_client_can_only_stop")),
+    ("unit/spawn-beside-the-old", ("runtime/test_spawn.py", "test_the_first_spawn_waits_for_the_processes_before")),
     ("unit/read-before-the-removal", (TRANSPORT, "test_what_a_removed_token_has_asked_is_not_begun")),
     ("unit/bare-names-are-everybodys", (RIGHTS, "test_the_main_of_two_people_are_two_sessions")),
     ("unit/tree-killed-one-by-one", ("processes/test_bombs.py", "test_a_fork_bomb_is_ended")),

@@ -645,7 +645,7 @@ def test_what_a_process_wrote_last_is_told(server: House) -> None:
         talk.request("interlock.watch", watch=7, run=run)
         told = talk.event("interlock.event", lambda each: each["watch"] == 7 and _state_of(each) == "exited")
         assert len(told["event"]["data"]["tail"]) == 1_000 and told["event"]["data"]["tail"].endswith("éend")
-        began = talk.event("interlock.event", lambda each: each["event"]["data"].get("state") == "running")
+        began = talk.event("interlock.event", lambda each: _state_of(each) == "running")
         assert began["event"]["data"]["tail"] == ""
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from interlock import MemoryStore
 from interlock.core.fence import Fence
 from interlock.core.names import SessionId
 from interlock.runtime.feed import Sink
@@ -76,9 +77,13 @@ async def running(served: Serving, wire: Wire, notes: list[str]) -> list[str]:
     return runs
 
 
+@pytest.mark.parametrize("stalls", [False, True])
 @pytest.mark.parametrize("by_run", [True, False])
-def test_every_stop_of_a_batch_ends_its_run(by_run: bool, tmp_path: Path) -> None:
-    """Of 150 stops in one write each ends its run, with the fence set before the next frame is answered (race 141)."""
+def test_every_stop_of_a_batch_ends_its_run(by_run: bool, stalls: bool, tmp_path: Path) -> None:
+    """Of 150 stops in one write each ends its run, also while no answer gets out, and before the next frame is answered
+    (race 141).
+    """
+    store = MemoryStore()
 
     async def main(served: Serving) -> None:
         notes: list[str] = []
@@ -86,7 +91,11 @@ def test_every_stop_of_a_batch_ends_its_run(by_run: bool, tmp_path: Path) -> Non
             runs = await running(served, wire, notes)
             note_down(served, wire, notes)
             stops = [{"sessionKey": f"s{n}"} | ({"runId": run} if by_run else {}) for n, run in enumerate(runs)]
+            # While the store stalls every answer is in flight.
+            store.faults.stall = stalls
             ids = await batch(wire, *(("chat.abort", stop) for stop in stops))
+            await eventually(lambda: sum(note.startswith("fell") for note in notes) == RUNS, "every fall")
+            store.resume()
             answers = [await wire.answer(each) for each in ids]
             assert [each["runIds"] for each in answers] == [[run] for run in runs]
             assert all(each["aborted"] for each in answers)
@@ -96,7 +105,7 @@ def test_every_stop_of_a_batch_ends_its_run(by_run: bool, tmp_path: Path) -> Non
                 assert notes.index(f"fell {run}") < notes.index(f"answer {behind}")
             assert served.control.live_runs() == []
 
-    in_loop(main, tmp_path)
+    in_loop(main, tmp_path, store=store)
 
 
 def test_a_stop_whose_answer_is_refused_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

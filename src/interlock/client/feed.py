@@ -47,9 +47,9 @@ class Feed:
             source.cause, source.early = "fell", told.fell.early
             return True
         if isinstance(told.caught_up, int):
-            # The runs of which no end was told go on. Events of theirs that were history stay that.
-            goes_on = [run for run, source in self.sources.items() if source.cause == HISTORY]
-            self.sources |= {run: RemoteSource() for run in goes_on}
+            # The runs of which no end was told go on.
+            for source in self.sources.values():
+                source.cause = None if source.cause == HISTORY else source.cause
             return True
         if len(self._told) >= WATCH_EVENTS:
             return False
