@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from interlock.app import open_control
-from interlock.core.decision import Decision
+from interlock.core.decision import Decision, EpochRow
 from interlock.core.events import Event, QuestionData
 from interlock.core.names import Ending
 from interlock.core.outcome import Outcome
@@ -85,7 +85,7 @@ def crash_bare(scene: str) -> Verdict:
                 troubles.append(("lost", f"{where}: the boot number"))
             troubles += [("running", f"{where}: {run}") for run in running(after)]
     _, whole, last = seen[-1]
-    begun = {**last, "facts": [{"name": "boot", "value": 0}, {"name": "closed", "value": 0}]}
+    begun = {**last, "facts": [{"name": name, "value": 0} for name in ("boot", "closed", "epoch")]}
     allowed = [whole.before, last, begun] if scene == OPENING else [whole.before, last]
     for where, played, state in seen:
         if played.said and state != last:
@@ -202,6 +202,7 @@ BARE: dict[str, dict[str, Any]] = {
         "tombstones": [{"principal": "local", "key": "late"}],
         "marks": [{"session": "s", "channel": "chat", "by": "local", "at": 7, "stopped_at": 1.0}],
         "shares": [{"session": "s", "principal": "bob", "may": "read", "at": 7}],
+        "epochs": [{"session": "s", "epoch": 99}],
         "stops": [{"principal": "local", "key": "k", "method": "stop", "digest": "d", "at": 1.0, "aborted": False}],
     },
     "queue": {"sessions": _session(5), **_message("r3"), "wakes": [WAKE]},
@@ -228,7 +229,8 @@ async def bare(script: Script, scenes: list[str]) -> None:
             script.ready()
         # An event that was appended before a decision must be stored with it.
         if BARE[scene]:
-            store.append(_event(number, {"type": "message", "text": "hello", "by": "local"}))
+            hello = _event(number, {"type": "message", "text": "hello", "by": "local"})
+            store.append(hello, EpochRow(session=hello.session, epoch=number >> 32))
             await store.decide(msgspec.convert(BARE[scene], Decision))
         elif scene == CLOSING:
             await store.close()

@@ -11,7 +11,6 @@ from tests.contracts.rows import (
     BOB,
     S,
     ended,
-    event,
     key,
     loaded,
     mark,
@@ -28,15 +27,6 @@ from tests.contracts.rows import (
 from interlock.core.decision import (
     Decision,
     Tombstone,
-)
-from interlock.core.events import (
-    Block,
-    Delta,
-    Ended,
-    MessageData,
-    Progress,
-    Started,
-    Typing,
 )
 from interlock.core.names import (
     Ending,
@@ -374,101 +364,6 @@ def test_a_start_is_marked_where_the_run_has_not_ended(kit: Any) -> None:
         assert verdict.found == (outcome("b", Ending.STOPPED),)
         first, second = await store.runs(S)
         assert (first.started, second.started) == (True, False)
-
-    play(kit, main)
-
-
-# Events
-
-
-def test_events_come_in_order_behind_a_position(kit: Any) -> None:
-    """Events are read in order, after the position `after`, at most `limit` at a time, of one session only."""
-
-    async def main() -> None:
-        store = kit.make()
-        await store.open()
-        for n in range(1, 11):
-            store.append(event(n, Block(text=str(n))))
-        store.append(event(11, Block(text="x"), name=SessionId("other")))
-        assert [each.position for each in (await store.events(S, after=0, limit=100)).events] == list(range(1, 11))
-        assert [each.position for each in (await store.events(S, after=4, limit=3)).events] == [5, 6, 7]
-        assert (await store.events(S, after=10, limit=3)).events == ()
-        pages, after = [], 0
-        while (page := await store.events(S, after=after, limit=4)).events:
-            pages.append([each.position for each in page.events])
-            after = page.events[-1].position
-        assert pages == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10]]
-
-    play(kit, main)
-
-
-def test_what_was_appended_is_read_at_once(kit: Any) -> None:
-    """Reads return appended events, committed or not, in the very values that were appended."""
-
-    async def main() -> None:
-        store = kit.make()
-        await store.open()
-        events = [event(1, MessageData(text="hi", by=ALICE)), event(2, Started()), event(3, Delta(text="a"))]
-        for each in events:
-            store.append(each)
-            assert (await store.events(S, after=each.position - 1, limit=1)).events == (each,)
-        assert (await store.events(S, after=0, limit=9)).events == tuple(events)
-
-    play(kit, main)
-
-
-def test_deltas_leave_the_log_with_the_end(kit: Any) -> None:
-    """A run's `ended` event removes its deltas, typing and progress from the log, and no other run's."""
-
-    async def main() -> None:
-        store = kit.make()
-        await store.open()
-        store.append(event(1, MessageData(text="hi", by=ALICE), "a"))
-        store.append(event(2, Delta(text="x"), "a"))
-        store.append(event(3, Delta(text="y"), "b"))
-        store.append(event(4, Typing(on=True), "a"))
-        store.append(event(5, Progress(text="p"), "a"))
-        store.append(event(6, Block(text="x"), "a"))
-        assert [each.position for each in (await store.events(S, after=0, limit=9)).events] == [1, 2, 3, 4, 5, 6]
-        assert [each.position for each in (await store.events(S, after=1, limit=3)).events] == [2, 3, 4]
-        store.append(event(7, Ended(outcome=outcome("a", Ending.COMPLETED)), "a"))
-        page = await store.events(S, after=0, limit=9)
-        assert [each.position for each in page.events] == [1, 3, 6, 7]
-        assert page.lost_to == 0
-
-    play(kit, main)
-
-
-def test_events_that_were_dropped_are_told(kit: Any) -> None:
-    """A log that forgot its beginning says up to where, to readers that missed something and to no others."""
-
-    async def main() -> None:
-        store = kit.small(LOG_EVENTS=3)
-        await store.open()
-        for n in range(1, 8):
-            store.append(event(n, Block(text=str(n))))
-        await kit.tidy(store)
-        page = await store.events(S, after=0, limit=9)
-        assert ([each.position for each in page.events], page.lost_to) == ([5, 6, 7], 4)
-        assert (await store.events(S, after=3, limit=9)).lost_to == 4
-        page = await store.events(S, after=4, limit=9)
-        assert ([each.position for each in page.events], page.lost_to) == ([5, 6, 7], 0)
-
-    play(kit, main)
-
-
-def test_appending_never_waits(kit: Any) -> None:
-    """`append` is a plain call that works while the store stalls or fails; the events are there afterwards."""
-
-    async def main() -> None:
-        store = kit.make()
-        await store.open()
-        faults = [name for name in ("stall", "fail", "lose") if hasattr(kit, name)]
-        for number, fault in enumerate(faults, 1):
-            getattr(kit, fault)(store)
-            store.append(event(number, Block(text=fault)))
-            kit.resume(store)
-        assert [each.data.text for each in (await store.events(S, after=0, limit=9)).events] == faults
 
     play(kit, main)
 

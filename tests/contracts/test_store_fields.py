@@ -242,8 +242,8 @@ def test_every_event_is_kept_field_by_field(kit: Any, text: str) -> None:
         for each in events:
             store.append(each)
         for _ in range(2):
-            assert (await store.events(S, after=0, limit=99)).events == tuple(events)
             store = await kit.reopened(store)
+            assert (await store.events(S, after=0, limit=99)).events == tuple(events)
         end = Event(position=9 << 32, session=S, run_id=RunId("a"), generation=1, data=all_data(TEXTS[text])[-1])
         store.append(end)
         store = await kit.reopened(store)

@@ -23,6 +23,7 @@ from interlock import BadInput, open_control
 from interlock.core.names import RunId
 from interlock.look.forgetting import forget
 from interlock.runtime import control as controls
+from interlock.runtime.unwritten import Unwritten
 from interlock.stores.base import StoreFailed, Unsure
 from interlock.stores.sqlite import locking, reader
 
@@ -92,6 +93,7 @@ def test_nor_by_a_second_try(tmp_path: Path) -> None:
     async def main() -> None:
         store = made(state)
         await store.open()
+        log = Unwritten(store)
         assert store._writer is not None
         connection = store._writer._connection
 
@@ -103,7 +105,7 @@ def test_nor_by_a_second_try(tmp_path: Path) -> None:
 
         connection.set_trace_callback(fail_once)
         shutil.rmtree(state)
-        store.append(block(1))
+        log.append(block(1))
         with pytest.raises(Unsure, match="removed or replaced"):
             await store.decide(admit("lost"))
         assert len(commits) == 2

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import interlock
-from interlock.core.names import Ending, May, Principal, QuestionState, SessionId, ToolState
+from interlock.core.names import Ending, EventKind, May, Principal, QuestionState, SessionId, ToolState
 from interlock.stores.base import StoreFailed
 from interlock.stores.sqlite import SqliteStore, schema
 
@@ -24,7 +24,7 @@ FOREVER_DAYS = 1e6  # the corpus grows old
 SESSIONS = ("talk", "stopped", "tool", "question", "busy")
 TABLES = (
     "facts", "sessions", "runs", "keys", "tombstones", "tools", "questions", "wakes", "marks", "receipts", "events",
-    "passing", "stops", "shares",
+    "passing", "stops", "shares", "epochs",
 )  # fmt: skip
 
 
@@ -177,6 +177,31 @@ def test_an_old_database_is_read_by_today_s_store(name: str, tmp_path: Path) -> 
         for session in SESSIONS:
             assert (await store.events(SessionId(session), after=0, limit=999)).events
         await store.close()
+
+    play(main)
+
+
+@pytest.mark.parametrize("name", DUMPS)
+def test_positions_rise_over_an_upgrade(name: str, tmp_path: Path) -> None:
+    """A watcher that comes back with a position of an earlier version sees what follows, and only that."""
+
+    async def main() -> None:
+        directory = loaded(name, tmp_path / "state")
+        with sqlite3.connect(directory / "interlock.db") as other:
+            last = dict(other.execute("SELECT session, max(position) FROM events GROUP BY session"))
+        other.close()
+        async with control_of(directory) as control:
+            for session in SESSIONS:
+                by = "bob" if session == "stopped" else "alice"
+                sent = await control.send(session, "later", by=by, strategy="queue")
+                seen = []
+                async for event in control.watch(session, after=last[session], by=by):
+                    seen.append(event)
+                    if event.run_id == sent.run_id and event.kind is EventKind.ENDED:
+                        break
+                positions = [event.position for event in seen]
+                assert positions == sorted(set(positions)) and min(positions) > last[session]
+                assert [event.data.text for event in seen if event.kind is EventKind.MESSAGE][-1] == "later"
 
     play(main)
 

@@ -15,6 +15,7 @@ from interlock import Ending, MemoryStore, Message, Run, ToolState, open_control
 from interlock.core.decision import Decision, KeyRow, SessionRow, ToolRow, WakeRow
 from interlock.core.events import Block, Json, MessageData, Tool
 from interlock.core.names import CallId, Principal, RunId, SessionId, WakeId
+from interlock.runtime.unwritten import Unwritten
 from interlock.stores import bounds
 from interlock.stores.base import Store, StoreFailed
 from interlock.stores.sqlite import SqliteStore, checkpoints, pruning
@@ -77,7 +78,7 @@ def test_a_session_is_a_child_s_by_its_exact_name_only(tmp_path: Path) -> None:
         async with open_control(echo, store=store) as control:
             for name in ("Run:x", "other"):
                 await control.wait((await control.send(name, "hello")).run_id, drained=True)
-            await until(lambda: store._pending_count == 0)
+            await until(lambda: control.feed.log._count == 0)
             assert {info.session.id for info in await store.sessions(limit=10)} == {"Run:x", "other"}
             assert (await store.prune(before=time.time() + 60)).sessions == 2
             assert await store.sessions(limit=10) == ()
@@ -96,7 +97,7 @@ def test_a_run_s_own_session_is_forgotten_when_it_is_old(tmp_path: Path) -> None
         async with open_control(agent, agents={"other": echo}, store=store) as control:
             for name in (None, "s"):
                 await control.wait((await control.send(name, "hello", kind="agent")).run_id, drained=True)
-            await until(lambda: store._pending_count == 0)
+            await until(lambda: control.feed.log._count == 0)
             known = {row.session for row in await store.runs(None)}
             assert len(known) == 4 and [info.session.id for info in await store.sessions(limit=10)] == ["s"]
             assert (await store.prune(before=0.0)).sessions == 0
@@ -115,8 +116,9 @@ def test_a_long_log_is_shortened_in_pieces(tmp_path: Path, monkeypatch: pytest.M
     async def main() -> None:
         store, left = made(tmp_path), list[int]()
         await store.open()
+        log = Unwritten(store)
         for position in range(1, 101):
-            store.append(block(position))
+            log.append(block(position))
         await store.decide(admit("r"))
         assert count(tmp_path, "events") == 100
 
@@ -130,7 +132,7 @@ def test_a_long_log_is_shortened_in_pieces(tmp_path: Path, monkeypatch: pytest.M
         gone = await pruning.prune(store._ask, write, before=0.0, keep_days=FOREVER_DAYS)
         assert gone.events == 90 and left[-1] == 10
         assert max(before - after for before, after in zip([100, *left], left, strict=False)) <= 21
-        assert (await store.events(S, after=0, limit=100)).lost_to == 90
+        assert (await log.events(S, after=0, limit=100)).lost_to == 90
         await store.close()
 
     play(main)
@@ -157,7 +159,7 @@ def test_a_tool_that_was_done_stays_done_when_its_log_is_gone(tmp_path: Path, mo
         async with open_control(works, store=store, settings=QUICK) as control:
             sent = await control.send("s", "go")
             await done.wait()
-            await until(lambda: store._pending_count == 0)
+            await until(lambda: control.feed.log._count == 0)
             assert (await store.prune()).events > 10
             with database(tmp_path / "before") as live, database(tmp_path / "after") as copy:
                 live.backup(copy)  # the copy holds what a kill -9 would leave
@@ -207,11 +209,12 @@ def test_the_write_ahead_log_is_bounded(tmp_path: Path, monkeypatch: pytest.Monk
         stores.append(store)
         loops.append(asyncio.get_running_loop())
         await store.open()
+        log = Unwritten(store)
         for n in range(1, 401):
             if what == "decisions":
                 await store.decide(Decision(wakes=(wake(n),)))
             else:
-                store.append(event(n, Block(text="x" * 10_000)))
+                log.append(event(n, Block(text="x" * 10_000)))
             if n % 10 == 0:
                 # Without this wait the disk's speed would decide how much is written between two looks.
                 store._flush_now()
@@ -238,8 +241,9 @@ def test_closing_leaves_one_file(tmp_path: Path) -> None:
     async def main() -> None:
         store = made(tmp_path)
         await store.open()
+        log = Unwritten(store)
         await store.decide(admit("r"))
-        store.append(event(1, MessageData(text="hi", by=ALICE)))
+        log.append(event(1, MessageData(text="hi", by=ALICE)))
         assert await store.run(RunId("r")) is not None
         await store.close()
         assert sorted(path.name for path in tmp_path.iterdir()) == ["interlock.db", "lock"]
@@ -253,6 +257,7 @@ def test_sessions_are_forgotten_by_age(tmp_path: Path) -> None:
     async def main() -> None:
         store = made(tmp_path)
         await store.open()
+        log = Unwritten(store)
         sessions = [SessionId(name) for name in ("old", "alive", "due", "young")]
         rows = tuple(SessionRow(id=name, owner=ALICE, generation=1) for name in sessions)
         done = tuple(
@@ -267,7 +272,7 @@ def test_sessions_are_forgotten_by_age(tmp_path: Path) -> None:
             for row in done
         )
         for n, name in enumerate(sessions, 1):
-            store.append(event(n, MessageData(text="hi", by=ALICE), f"r-{name}", name))
+            log.append(event(n, MessageData(text="hi", by=ALICE), f"r-{name}", name))
         admitted = tuple(row for row in done if row.outcome is None)
         over = tuple(row for row in done if row.outcome is not None)
         await store.decide(Decision(sessions=rows, admissions=admitted, endings=over, wakes=(schedule,), tools=tools))
@@ -278,7 +283,7 @@ def test_sessions_are_forgotten_by_age(tmp_path: Path) -> None:
             assert (await store.session(name) is not None) is kept
             assert bool(await store.runs(name)) is kept
             assert bool(await store.tools(RunId(f"r-{name}"))) is kept
-            assert bool((await store.events(name, after=0, limit=9)).events) is kept
+            assert bool((await log.events(name, after=0, limit=9)).events) is kept
         assert (await store.prune(before=5_000.0)).sessions == 0
         await store.close()
 

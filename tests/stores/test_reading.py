@@ -12,6 +12,7 @@ import pytest
 from interlock.core.decision import Decision, RunRow, SessionRow, StopMark
 from interlock.core.events import Block, Delta
 from interlock.core.names import RunId, RunKind, SessionId
+from interlock.runtime.unwritten import Unwritten
 from interlock.stores.sqlite import store as stores
 
 from .scene import ALICE, SECONDS, S, admit, count, ended, event, locked, made, play, run, until
@@ -23,16 +24,17 @@ def test_pages_are_full_though_deltas_are_left_out(tmp_path: Path) -> None:
     async def main() -> None:
         store = made(tmp_path)
         await store.open()
+        log = Unwritten(store)
         for n in range(1, 2_001):
-            store.append(event(n, Block(text="x") if n % 4 == 0 else Delta(text="x")))
+            log.append(event(n, Block(text="x") if n % 4 == 0 else Delta(text="x")))
         store._flush_now()
-        await until(lambda: store._pending_count == 0)
+        await until(lambda: log._count == 0)
         with locked(tmp_path):
             # The end cannot be written, so the deltas are still in the database.
-            store.append(ended(2_001))
+            log.append(ended(2_001))
             assert count(tmp_path, "passing") == 1_500
             pages, after = [], 0
-            while (page := await store.events(S, after=after, limit=256)).events:
+            while (page := await log.events(S, after=after, limit=256)).events:
                 pages.append([each.position for each in page.events])
                 after = page.events[-1].position
         assert [len(each) for each in pages] == [256, 245]
@@ -50,18 +52,19 @@ def test_a_page_leaves_out_nothing_that_comes_while_it_is_read(tmp_path: Path, m
         monkeypatch.setattr(stores, "FLUSH_SECONDS", 3_600.0)
         store = made(tmp_path)
         await store.open()
+        log = Unwritten(store)
         busy = threading.Event()
         waits = store._ask(lambda db: busy.wait(SECONDS))
         await asyncio.sleep(0)
-        reading = asyncio.create_task(store.events(S, after=0, limit=9))
+        reading = asyncio.create_task(log.events(S, after=0, limit=9))
         await asyncio.sleep(0)
-        store.append(event(1, Delta(text="he")))
-        store.append(event(2, Block(text="hello")))
+        log.append(event(1, Delta(text="he")))
+        log.append(event(2, Block(text="hello")))
         await store.decide(admit("r"))
         busy.set()
         await waits
         seen = [each.position for each in (await reading).events]
-        later = (await store.events(S, after=seen[-1] if seen else 0, limit=9)).events
+        later = (await log.events(S, after=seen[-1] if seen else 0, limit=9)).events
         assert seen + [each.position for each in later] == [1, 2]
         await store.close()
 
@@ -155,10 +158,11 @@ def test_a_store_that_is_opened_again_writes_by_itself(tmp_path: Path) -> None:
     async def main() -> None:
         store = made(tmp_path)
         await store.open()
-        store.append(event(1, Block(text="one")))
+        log = Unwritten(store)
+        log.append(event(1, Block(text="one")))
         await store.close()
         await store.open()
-        store.append(event(2, Block(text="two")))
+        log.append(event(2, Block(text="two")))
         await until(lambda: count(tmp_path, "events") == 2)
         await store.close()
 
@@ -171,12 +175,13 @@ def test_deltas_of_a_run_whose_end_is_in_the_log_are_not(tmp_path: Path) -> None
     async def main() -> None:
         store = made(tmp_path / "store")
         await store.open()
+        log = Unwritten(store)
         await store.decide(admit("r"))
-        store.append(event(1, Delta(text="he")))
+        log.append(event(1, Delta(text="he")))
         store._flush_now()
-        await until(lambda: store._pending_count == 0)
-        store.append(event(2, Block(text="hello")))
-        store.append(ended(3))
+        await until(lambda: log._count == 0)
+        log.append(event(2, Block(text="hello")))
+        log.append(ended(3))
         await store.decide(Decision(endings=(run("r", over=True),)))
         left = tmp_path / "left"
         shutil.copytree(tmp_path / "store", left, ignore=shutil.ignore_patterns("*-shm", "lock"))

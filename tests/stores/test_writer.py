@@ -18,10 +18,11 @@ from interlock.core.decision import Decision
 from interlock.core.events import Block, Delta, Event, MessageData
 from interlock.core.names import SessionId
 from interlock.runtime import control as controls
+from interlock.runtime import unwritten
+from interlock.runtime.unwritten import Unwritten
 from interlock.stores import bounds
 from interlock.stores.base import StoreFailed, Ticket, Unsure
 from interlock.stores.sqlite import SqliteStore, writer
-from interlock.stores.sqlite import store as stores
 
 from .scene import (
     ALICE,
@@ -151,12 +152,13 @@ def test_events_that_nobody_wants_are_passed_over_and_not_searched_for(tmp_path:
     async def main() -> None:
         store = made(tmp_path)
         await store.open()
+        log = Unwritten(store)
         assert store._writer is not None
         line = store._writer._lasting = Walked()
         with locked(tmp_path):
             events = [block(position) for position in range(1, 101)]
             for event in events:
-                store.append(event)
+                log.append(event)
             for event in events[::2]:
                 store._writer.forget([event])
             assert line.walks == 0 and store._writer._lasting is line
@@ -177,12 +179,13 @@ def test_what_is_forgotten_is_bounded_too(tmp_path: Path, monkeypatch: pytest.Mo
     async def main() -> None:
         store = made(tmp_path)
         await store.open()
+        log = Unwritten(store)
         assert store._writer is not None
         line = store._writer._lasting = Walked()
         with locked(tmp_path):
             events = [block(position) for position in range(1, 101)]
             for event in events:
-                store.append(event)
+                log.append(event)
             for event in events[:11]:
                 store._writer.forget([event])
             assert line.walks == 1 and store._writer._forgotten == set()
@@ -194,17 +197,18 @@ def test_what_is_forgotten_is_bounded_too(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_room_for_events_is_made_for_many_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store drops a tenth at once when too many events wait, so that no event costs a search of its own."""
-    monkeypatch.setattr(stores, "PENDING_EVENTS", 100)
+    monkeypatch.setattr(unwritten, "PENDING_EVENTS", 100)
 
     async def main() -> None:
         store = made(tmp_path)
         await store.open()
+        log = Unwritten(store)
         with locked(tmp_path):
             for n in range(100):
-                store.append(block(n + 1, SessionId(f"s{n}")))
-            store.append(block(101, SessionId("last")))
-            assert store._pending_count == 91
-            assert len(store._dropped) == 10 and len(store._pending) == 91
+                log.append(block(n + 1, SessionId(f"s{n}")))
+            log.append(block(101, SessionId("last")))
+            assert log._count == 91
+            assert len(log._dropped) == 10 and len(log._pending) == 91
         await store.close()
         assert count(tmp_path, "events") == 91
 
@@ -250,14 +254,15 @@ def test_what_cannot_be_written_spoils_no_neighbour(tmp_path: Path) -> None:
     async def main() -> None:
         store = made(tmp_path)
         await store.open()
+        log = Unwritten(store)
         with locked(tmp_path):
             names = [f"r{n}" for n in range(20)]
-            store.append(event(1, MessageData(text="hi", by=ALICE)))
+            log.append(event(1, MessageData(text="hi", by=ALICE)))
             tickets = [store.decide(admit(name, text="\ud800" if name == "r7" else "fine")) for name in names]
         answers = await asyncio.gather(*tickets, return_exceptions=True)
         assert [name for name, answer in zip(names, answers, strict=True) if isinstance(answer, StoreFailed)] == ["r7"]
         assert [each.id for each in await store.runs(S)] == [name for name in names if name != "r7"]
-        assert [each.position for each in (await store.events(S, after=0, limit=9)).events] == [1]
+        assert [each.position for each in (await log.events(S, after=0, limit=9)).events] == [1]
         await store.close()
 
     play(main)
@@ -269,9 +274,10 @@ def test_an_event_that_cannot_be_written_holds_up_no_other(tmp_path: Path) -> No
     async def main() -> None:
         store = made(tmp_path)
         await store.open()
-        store.append(event(1, Block(text="one")))
-        store.append(event(2, Block(text="\ud800")))
-        store.append(event(3, Block(text="three")))
+        log = Unwritten(store)
+        log.append(event(1, Block(text="one")))
+        log.append(event(2, Block(text="\ud800")))
+        log.append(event(3, Block(text="three")))
         await store.decide(admit("r"))
         await store.close()
         assert count(tmp_path, "events") == 2
@@ -285,14 +291,15 @@ def test_deltas_never_delay_a_decision(tmp_path: Path) -> None:
     async def main() -> None:
         store = made(tmp_path)
         await store.open()
+        log = Unwritten(store)
         deltas = 50_000
         for n in range(1, deltas + 1):
-            store.append(event(n, Delta(text="x")))
+            log.append(event(n, Delta(text="x")))
         store._flush_now()
-        await until(lambda: count(tmp_path, "passing") > 0 or store._pending_count < deltas)
+        await until(lambda: count(tmp_path, "passing") > 0 or log._count < deltas)
         await store.decide(admit("r"))
         assert count(tmp_path, "passing") < deltas
-        await until(lambda: store._pending_count == 0)
+        await until(lambda: log._count == 0)
         assert bounds.PASSING_EVENTS <= count(tmp_path, "passing") <= 2 * bounds.PASSING_EVENTS
         await store.close()
 
@@ -306,13 +313,14 @@ def test_deltas_are_bounded_while_their_run_lives(tmp_path: Path, monkeypatch: p
         monkeypatch.setattr(bounds, "PASSING_EVENTS", 50)
         store = made(tmp_path)
         await store.open()
+        log = Unwritten(store)
         for n in range(1, 1_001):
-            store.append(event(n, Delta(text="x")))
+            log.append(event(n, Delta(text="x")))
             if n % 100 == 0:
                 store._flush_now()
-                await until(lambda: store._pending_count == 0)
+                await until(lambda: log._count == 0)
                 assert count(tmp_path, "passing") <= 100
-        page = await store.events(S, after=0, limit=1_000)
+        page = await log.events(S, after=0, limit=1_000)
         positions = [each.position for each in page.events]
         assert page.lost_to == 0 and len(positions) >= 50
         assert positions == list(range(1_001 - len(positions), 1_001))
@@ -397,17 +405,18 @@ def test_events_are_bounded_while_the_database_is_locked(tmp_path: Path, monkeyp
     """Events that cannot be written are bounded to the newest; the loss is told, then and after a restart (race 89)."""
 
     async def main() -> None:
-        monkeypatch.setattr(stores, "PENDING_EVENTS", 100)
+        monkeypatch.setattr(unwritten, "PENDING_EVENTS", 100)
         store = made(tmp_path)
         await store.open()
+        log = Unwritten(store)
         with locked(tmp_path):
             for n in range(1, 1_001):
-                store.append(event(n, Block(text=str(n))))
-                assert store._pending_count <= 101
-            page = await store.events(S, after=0, limit=2_000)
+                log.append(event(n, Block(text=str(n))))
+                assert log._count <= 101
+            page = await log.events(S, after=0, limit=2_000)
             held = [each.position for each in page.events]
             assert held == list(range(page.lost_to + 1, 1_001)) and 50 <= len(held) <= 101
-            assert (await store.events(S, after=page.lost_to, limit=1)).lost_to == 0
+            assert (await log.events(S, after=page.lost_to, limit=1)).lost_to == 0
         await store.close()
         store = made(tmp_path)
         await store.open()
@@ -423,12 +432,13 @@ def test_no_session_loses_another_s_events(tmp_path: Path, monkeypatch: pytest.M
     async def main() -> None:
         store = made(tmp_path)
         await store.open()
+        log = Unwritten(store)
         other = SessionId("other")
-        store.append(event(1, Delta(text="x")))
-        store.append(event(1, Block(text="kept"), session=other))
-        store.append(event(2, Delta(text="kept"), session=other))
-        store.append(event(3, Delta(text="x")))
-        store.append(ended(4))
+        log.append(event(1, Delta(text="x")))
+        log.append(event(1, Block(text="kept"), session=other))
+        log.append(event(2, Delta(text="kept"), session=other))
+        log.append(event(3, Delta(text="x")))
+        log.append(ended(4))
         await store.close()
         store = made(tmp_path)
         await store.open()

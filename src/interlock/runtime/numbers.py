@@ -77,7 +77,10 @@ class Positions:
 
     def load(self, root: SessionId, stored: int) -> None:
         """Count a tree that comes into memory, on from its last position if memory has it."""
-        count = self._counts.get(root) or self._left.pop(root, None) or self._begin(root, stored + 1)
+        self._highest = max(self._highest, stored)
+        count = self._counts.get(root) or self._left.pop(root, None)
+        if count is None:
+            count = Count(EpochRow(session=root, epoch=stored + 1))
         count.here = True
         self._counts[root] = count
 
@@ -103,12 +106,11 @@ class Positions:
             count.written = True
             self._settle(count)
 
-    def _begin(self, root: SessionId, epoch: int) -> Count:
-        return Count(EpochRow(session=root, epoch=epoch))
-
     def _settle(self, count: Count) -> None:
         """Put the count of a tree that has left aside, unless it has events and its epoch is not written."""
         if not count.here and (count.written or not count.told):
+            # A Decision may have written the epoch, although no event was published under it.
+            self._highest = max(self._highest, count.row.epoch)
             del self._counts[count.row.session]
             self._left[count.row.session] = count
             if len(self._left) > LEFT:

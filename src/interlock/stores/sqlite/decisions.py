@@ -1,7 +1,6 @@
 """One Decision as statements, inside the writer's open transaction; every part is conditional."""
 
 import sqlite3
-from collections.abc import Mapping
 
 from interlock.core.decision import Decision, Verdict
 from interlock.core.names import Drain, RunId
@@ -29,12 +28,14 @@ def carry_out(db: sqlite3.Connection, decision: Decision) -> Answer:
     for run in decision.admissions:
         execute(SQL["admit_run"], rows.of_run(run))
     found: list[Outcome] = []
-    noted = {run.id: (receipt.id, int(run.outcome.drained)) for receipt in decision.receipts for run in receipt.runs}
+    # The usual fall: its one receipt is noted at its runs by the statements that write their endings.
+    usual = decision.receipts[0] if len(decision.receipts) == 1 and not decision.starts else None
+    fallen = {} if usual is None else {run.id: (usual.id, int(run.outcome.drained)) for run in usual.runs}
+    noted: set[RunId] = set()
     for run in decision.endings:
         assert run.outcome is not None
-        receipt_id, drained = noted.get(run.id, (None, 0))
-        if execute(SQL["end_run"], (*rows.of_run(run), receipt_id, drained)).rowcount:
-            noted.pop(run.id, None)
+        if execute(SQL["end_run"], (*rows.of_run(run), *fallen.get(run.id, (None, 0)))).rowcount:
+            noted.update({run.id} & fallen.keys())
         elif (other := _standing(db, run.id)) is not None and not other.same_story(run.outcome):
             found.append(other)
     for run_id in decision.starts:
@@ -79,10 +80,10 @@ def _standing(db: sqlite3.Connection, run_id: RunId) -> Outcome | None:
     return None if known is None else rows.outcome_of(known[0], drained=known[1])
 
 
-def _store_receipt(db: sqlite3.Connection, receipt: Receipt, unnoted: Mapping[RunId, tuple[object, int]]) -> None:
-    """Keep a receipt, and note it at those of its runs whose ending was not written just now."""
+def _store_receipt(db: sqlite3.Connection, receipt: Receipt, noted: set[RunId]) -> None:
+    """Keep a receipt, and note it at its other runs."""
     known = [
-        run.id not in unnoted or db.execute(SQL["receipt_of_run"], (*unnoted[run.id], run.id)).rowcount
+        run.id in noted or db.execute(SQL["receipt_of_run"], (receipt.id, int(run.outcome.drained), run.id)).rowcount
         for run in receipt.runs
     ]
     if receipt.runs and not any(known):
