@@ -15,8 +15,9 @@ import pytest
 
 from interlock import Ending, Message, Run, open_control
 from interlock.core.decision import Decision
-from interlock.core.events import Block, Delta, Event, MessageData
-from interlock.core.names import SessionId
+from interlock.core.events import Block, Delta, Ended, Event, MessageData
+from interlock.core.names import RunId, SessionId
+from interlock.core.outcome import Outcome
 from interlock.runtime import control as controls
 from interlock.runtime import unwritten
 from interlock.runtime.unwritten import Unwritten
@@ -444,6 +445,31 @@ def test_no_session_loses_another_s_events(tmp_path: Path, monkeypatch: pytest.M
         await store.open()
         assert [each.position for each in (await store.events(S, after=0, limit=9)).events] == [4]
         assert [each.position for each in (await store.events(other, after=0, limit=9)).events] == [1, 2]
+        await store.close()
+
+    play(main)
+
+
+def test_a_page_that_is_read_while_a_run_ends_has_no_hole(tmp_path: Path) -> None:
+    """Deltas that their run's end takes out of a page make room for the events behind them, not for later ones."""
+
+    async def main() -> None:
+        store = made(tmp_path)
+        await store.open()
+        for position in range(1, 5):
+            store.append(event(position, Delta(text="x"), "speaks"))
+        for position in range(5, 9):
+            store.append(event(position, Block(text="x"), "other"))
+        store._flush_now()
+        while store._pending_count:
+            await asyncio.sleep(0.01)
+        with locked(tmp_path):
+            store.append(event(9, Block(text="not written"), "other"))
+            reading = asyncio.create_task(store.events(S, after=0, limit=4))
+            await asyncio.sleep(0)
+            store.append(event(10, Ended(outcome=Outcome(run_id=RunId("speaks"), ending=Ending.STOPPED)), "speaks"))
+            page = await reading
+        assert [each.position for each in page.events] == [5, 6, 7, 8]
         await store.close()
 
     play(main)

@@ -102,7 +102,7 @@ def told(data: Any, position: int, *, replay: bool) -> Watched:
 
 
 def test_a_run_of_the_past_is_not_current_while_it_is_replayed() -> None:
-    """A run that fell before the watch began is never current; one that goes on is, once the replay is over (race 144)."""
+    """A run that fell before the watch is never current; one that goes on is once the replay is over (race 144)."""
     ended = Ended(outcome=Outcome(run_id=R, ending=Ending.STOPPED))
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Around every way to end, each stream of every kind tells one terminal event of a run, and nothing of it afterwards."""
+"""Around every ending, each stream of every kind tells one terminal event of a run, and nothing of it later."""
 
 import asyncio
 from collections import Counter
@@ -42,14 +42,13 @@ def endings(wire: Wire) -> Counter[tuple[Any, str]]:
         payload = event["payload"]
         if event["event"] == "chat" and payload["state"] in TERMINAL_STATES:
             found["chat", payload["runId"]] += 1
-        elif event["event"] == "interlock.event" and payload.get("event"):
-            if payload["event"]["data"]["type"] == "ended":
-                found[payload["watch"], payload["event"]["run_id"]] += 1
+        elif event["event"] == "interlock.event" and (told := payload.get("event")) and told["data"]["type"] == "ended":
+            found[payload["watch"], told["run_id"]] += 1
     return found
 
 
 def test_six_hundred_streams_tell_one_end_of_each_run(tmp_path: Path) -> None:
-    """Watches of sessions and runs, broadcasts and outlines each tell one end per run and nothing of it behind (race 100)."""
+    """Watches, run watches, broadcasts and outlines each tell one end per run, and nothing of it behind (race 100)."""
     random, runs = Random(3), list[tuple[str, str]]()
 
     async def turn(wire: Wire, session: str, number: int) -> None:
