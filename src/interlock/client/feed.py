@@ -1,4 +1,4 @@
-"""What one watch over a connection has still to be read, and whether the runs in it are current.
+"""The events of a watch over a connection that its reader has not read, and whether their runs are current.
 
 A `fell` frame overtakes the events that were sent before it: deltas of that run that wait here are not read any more.
 """
@@ -12,7 +12,7 @@ from interlock.surfaces.frames import Fell, Watched
 
 WATCH_EVENTS: Final = 256  # waiting for one watcher
 RUNS: Final = 4_096  # remembered by a watch
-HISTORY: Final = "history"  # why a run is not current of which only history was told
+HISTORY: Final = "history"  # the cause of a run of which only history was told so far
 
 
 class RemoteSource:
@@ -72,7 +72,7 @@ class Feed:
     def end(self) -> None:
         """Accept no more events; the watcher still reads those that wait."""
         self._over = True
-        # Without the gateway nobody says that a run fell.
+        # Without a connection this client hears of no fall, so no run is known to go on.
         for source in self.sources.values():
             source.cause = source.cause or "gone"
         self._news.set()

@@ -4,8 +4,8 @@
    shell and the page are views of these changes. Were the events read in a second place, two surfaces could tell one
    run in two ways.
 2. The joined deltas of the changes are the reply, blank lines between blocks included. A block or a `cut` may be longer
-   than the deltas before it: `take` returns what they lacked as one more delta, before it.
-3. An end is told as all that it closes (text, calls, questions, children, typing), and then itself.
+   than the deltas before it: `take` then returns the missing text as one more delta, before the block or the end.
+3. `take` returns an end as all that it closes (text, calls, questions, children, typing), and then the end itself.
 4. The end seals a story: a later event of the run changes nothing. Only a receipt and a correction may follow.
 """
 
@@ -36,7 +36,7 @@ BETWEEN = "\n\n"
 OPEN_CALLS = frozenset({ToolState.PENDING, ToolState.RUNNING})
 """The states of a tool call that has no result yet."""
 
-SEALED_RUNS = 4_096  # forgotten runs whose late events a conversation still knows as late
+SEALED_RUNS = 4_096  # runs that a conversation has forgotten, and whose late events still change nothing
 
 
 class Story:
@@ -51,7 +51,7 @@ class Story:
         self.messages: list[events.MessageData] = []  # the run's own, and those that it absorbed
         self.started_at: float | None = None
         self.blocks: list[str] = []
-        self.open: list[str] = []  # deltas that no block has closed; after the end, the text that it left unfinished
+        self.open: list[str] = []  # deltas that no block has closed; after the end, the unfinished text
         self.typing = False
         self.calls: dict[CallId, events.Tool] = {}  # an open call with its arguments, a closed one without its result
         self.questions: dict[QuestionId, events.QuestionData] = {}
@@ -67,7 +67,7 @@ class Story:
 
     @property
     def between(self) -> str:
-        """What the next text of the reply begins with: a blank line if it begins another block."""
+        """The beginning of the reply's next text: a blank line if that text begins another block, or else nothing."""
         return BETWEEN if self.blocks and not self.open else ""
 
     def take(self, event: Event) -> tuple[Data, ...]:
@@ -125,7 +125,7 @@ class Story:
             self.calls[tool.call_id] = events.Tool(call_id=tool.call_id, name=tool.name, state=tool.state)
 
     def _process(self, told: events.ProcessData) -> None:
-        """Put a process that ended in the place of its start: by its pid where known, or else the first alike."""
+        """Put a process that ended in the place of its start: the start with its pid, or else the first alike."""
         alike = [at for at, begun in enumerate(self.processes) if _ends(told, begun)]
         at = max(alike, key=lambda at: self.processes[at].pid == told.pid, default=len(self.processes))
         self.processes[at : at + 1] = [told]
@@ -172,7 +172,7 @@ class Conversation:
         self._waiting: dict[RunId, list[Entry]] = {}  # messages of turns that have not begun
         self._called: dict[RunId, set[CallId]] = {}  # calls that have an entry
         self._sealed: dict[RunId, None] = {}  # runs that were forgotten
-        self._generation = 0  # the lowest whose passing events still count
+        self._generation = 0  # the lowest generation whose passing events still count
 
     def take(self, event: Event) -> tuple[Data, ...]:
         """Fold an event; return what changed, or () for an event that comes too late to count.
@@ -181,7 +181,7 @@ class Conversation:
         """
         run_id, data = event.run_id, event.data
         if run_id is None:
-            for about in _named(data) & self.stories.keys():
+            for about in _runs_about(data) & self.stories.keys():
                 self.stories[about].take(event)
             return (data,)
         passing, generation = data.kind in PASSING, event.generation or 0
@@ -195,11 +195,11 @@ class Conversation:
         if isinstance(data, events.Started | events.Ended) and changes:
             self._generation = max(self._generation, generation + isinstance(data, events.Ended))
         for change in () if passing else changes:
-            self._tell(run_id, change)
+            self._record(run_id, change)
         return changes
 
     def between(self, run_id: RunId | None) -> str:
-        """Return what the next text of a run begins with: a blank line if it begins another block."""
+        """Return the beginning of a run's next text: a blank line if that text begins another block."""
         return "" if run_id is None or run_id not in self.stories else self.stories[run_id].between
 
     def entries(self) -> list[Entry]:
@@ -214,7 +214,7 @@ class Conversation:
         if len(self._sealed) > SEALED_RUNS:
             del self._sealed[next(iter(self._sealed))]
 
-    def _tell(self, run_id: RunId, change: Data) -> None:
+    def _record(self, run_id: RunId, change: Data) -> None:
         match change:
             case events.MessageData(of=of):
                 said = Entry(role="user", run_id=run_id, text=change.text, by=change.by, child=change.child)
@@ -251,7 +251,7 @@ class Conversation:
         return [replace(entry, hidden=True) for entry in turn] if hidden else turn
 
 
-def _named(data: Data) -> set[RunId]:
+def _runs_about(data: Data) -> set[RunId]:
     """Return the runs that an event of the session is about."""
     if isinstance(data, events.ReceiptData):
         return {run.id for run in data.receipt.runs}

@@ -1,6 +1,6 @@
-"""What is stored and told of each run that fell, read from the run.
+"""The facts of each run that fell, as control stores and tells them.
 
-1. Everything is read in one step and changes nothing.
+1. Every function reads a run in one step and changes nothing.
 2. A parent's receipt also names the bodies of children that fell before it and were not seen to end.
 """
 
@@ -27,7 +27,7 @@ NOTHING = Totals()
 
 
 class Closed(msgspec.Struct, frozen=True, gc=False):
-    """What the fall of one run found open and closed."""
+    """The open things of a run that its fall closed."""
 
     blocks: tuple[str, ...]  # the blocks that complete its reply
     void: tuple[QuestionId, ...]  # the questions that were open

@@ -1,4 +1,4 @@
-"""The feed: the one fan-out. It numbers an event, logs it, and hands it to every sink in the step that admits it.
+"""The feed is the one fan-out: it numbers an event, logs it, and hands it to every sink in the step that admits it.
 
 1. `publish` gives an event its position, appends it to the log and hands it to every sink, in one synchronous step.
    Positions rise in the order of publication.
@@ -6,7 +6,7 @@
    a passing event (delta, typing, progress) whose run was cut short is not passed on (races 9 and 10). So no buffer is
    searched at a fall. A buffer that forgets to read the source tells a delta after the ack of a stop.
 3. A listening to one session may begin behind any position. Control registers it first and reads the log second: an
-   event between the two is then in both, and its position says that it was heard (race 99).
+   event between the two comes both ways, and its position says that the sink has it already (race 99).
 4. A sink without room refuses an event. Its listening then ignores what is published, and reads it from the log when
    the sink calls `resume`. No other sink waits for it. `Sink.caught_up` says where history ends and news begins.
 5. Rights are asked when a listening begins and when rights change. A listening to everything hears an event if its
@@ -34,9 +34,9 @@ from interlock.stores.base import Store, read
 log = logging.getLogger("interlock")
 
 PAGE_EVENTS = 1_024
-# Audiences remembered: each is the answer to one question of rights.
+# Remembered audiences; each is the answer to one question of rights.
 AUDIENCES = 4_096
-# Kinds in which an approver, who may not see the run, is told of its questions.
+# The kinds of events that tell an approver, who may not see the run, of its questions.
 ASKING = frozenset({EventKind.QUESTION, EventKind.ENDED})
 
 
@@ -46,7 +46,7 @@ class Sink:
     __slots__ = ()
 
     def take(self, event: Event, source: Fence | None) -> bool:
-        """Take an event; False if there is no room: the event is read from the log later.
+        """Take an event; return False if there is no room: the feed then reads the event from the log later.
 
         `source` is the fence of the event's run; None if the run is not in memory, or the event is the session's.
         """
@@ -56,7 +56,7 @@ class Sink:
         """Note that the events up to a position were history, and the next one is news."""
 
     def fell(self, source: Fence) -> None:
-        """Note that a run fell, in that step: its passing events that wait here will not be told."""
+        """Note that a run fell, in the step of its fall."""
 
     def close(self, error: InterlockError | None) -> None:
         """Note that no further event will come."""
@@ -67,17 +67,17 @@ class Speaker(Protocol):
 
     @property
     def id(self) -> RunId:
-        """Its id."""
+        """The run's id."""
         ...
 
     @property
     def principal(self) -> Principal:
-        """Who started it."""
+        """The principal that started the run."""
         ...
 
     @property
     def generation(self) -> int | None:
-        """Its generation."""
+        """The run's generation."""
         ...
 
 
@@ -91,7 +91,7 @@ def is_over(event: Event, source: Fence | None) -> bool:
 
 
 class Listening:
-    """One sink's hearing of one session, or of one run in it."""
+    """A sink's listening to a session, or to one run in it."""
 
     __slots__ = ("_behind", "_feed", "_guard", "_held", "_only", "_over", "_task", "seen", "session", "sink")
 
@@ -101,7 +101,7 @@ class Listening:
         self.sink = sink
         # The position of the last event that the sink took.
         self.seen = seen or 0
-        self._only = only
+        self._only = only  # the run that the sink hears; None for the whole session
         self._guard: Guard | None = None
         # The sink must be given what the log has before it hears what is published.
         self._behind = seen is not None
@@ -122,7 +122,7 @@ class Listening:
         if not self._behind:
             self._give(event, source)
         elif self._held is not None:
-            # More than this is read from the log once more.
+            # Beyond this bound nothing is held: the log is read once more.
             if len(self._held) >= WATCH_EVENTS:
                 self._held = None
             else:
@@ -146,7 +146,7 @@ class Listening:
     # What the sink's user calls
 
     def resume(self) -> None:
-        """Read from the log what the sink had no room for; it has room again."""
+        """Begin to read from the log what the sink lacks: after `follow`, and whenever the sink has room again."""
         if self._behind and self._task is None and not self._over:
             self._task = asyncio.get_running_loop().create_task(self._catch_up(), name=f"catch up in {self.session}")
 
@@ -204,7 +204,7 @@ class Listening:
         return False
 
     def _give(self, event: Event, source: Fence | None) -> bool:
-        """Give the sink an event, if it is about what it hears; False if there is no room, or no more to hear."""
+        """Give the sink an event that is for it; return False if there is no room, or nothing more to hear."""
         if self._only is not None and not self._is_about(event):
             self.seen = event.position
             return True
@@ -227,7 +227,7 @@ class Listening:
 
 
 class Everything:
-    """One principal's hearing of all that it may see."""
+    """A principal's listening to all that it may see."""
 
     __slots__ = ("_feed", "approver", "by", "kinds", "sink")
 
@@ -285,13 +285,13 @@ class Feed:
             try:
                 listening.hear(event, source)
             except Exception:
-                self._let_go(listening)
+                self._remove(listening)
         if self._everything:
             for take in self._audience(session, None if run is None else run.principal, data.kind):
                 try:
                     take(event, source)
                 except Exception:
-                    self._let_all_go(take)
+                    self._remove_from_all(take)
         return event
 
     def fell(self, session: SessionId, source: Fence) -> None:
@@ -300,14 +300,14 @@ class Feed:
             try:
                 listening.fell(source)
             except Exception:
-                self._let_go(listening)
+                self._remove(listening)
 
-    def _let_go(self, listening: Listening) -> None:
+    def _remove(self, listening: Listening) -> None:
         """Remove a listening that failed: the others must still get the event, and a fall must still happen."""
         log.exception("a sink of session %s failed and is let go", listening.session)
         self.unfollow(listening)
 
-    def _let_all_go(self, take: Take) -> None:
+    def _remove_from_all(self, take: Take) -> None:
         """Remove a listening to everything that failed."""
         log.exception("a sink of every session failed and is let go")
         for each in [each for those in self._everything.values() for each in those]:
@@ -371,8 +371,8 @@ class Feed:
     def close(self) -> None:
         """End every listening; one that reads the log ends when it has caught up."""
         self.closed = True
-        # A surface first: it closes its lines, and their readers go on at the next server. Told that a watch is over,
-        # they would take that for the end of what they watch.
+        # Surfaces first: a surface closes its lines, and their readers go on at the next server. A reader that is told
+        # that its watch is over would take that for the end of the run.
         for everything in [each for those in self._everything.values() for each in those]:
             if everything.sink is not None:
                 everything.sink.close(None)
@@ -383,7 +383,7 @@ class Feed:
     # Who may hear
 
     def sees(self, by: Principal, session: SessionId, principal: Principal | None, *, question: bool = False) -> bool:
-        """Return whether a principal may see an event of a session, of a run that another principal started."""
+        """Return whether `by` may see an event of a session, or of its run that `principal` started."""
         whose = self._registry.whose(session)
         action = Action.ANSWER if question else Action.SEE_RUN
         return self._authority.may(Action.SEE_SESSION, by, whose=whose) or self._authority.may(
@@ -391,6 +391,7 @@ class Feed:
         )
 
     def _audience(self, session: SessionId, principal: Principal | None, kind: EventKind) -> Iterable[Take]:
+        """Return `take` of each sink that hears everything its principal may see, and may hear this event."""
         whose = self._registry.whose(session)
         key = session, principal, kind
         known = self._audiences.get(key)
@@ -424,7 +425,7 @@ class Feed:
     # Runs
 
     def source_of(self, run_id: RunId | None) -> Fence | None:
-        """Return the fence of a run in memory."""
+        """Return the fence of a run; None if the run is not in memory."""
         run = None if run_id is None else self._registry.runs.get(run_id)
         return None if run is None else run.fence
 

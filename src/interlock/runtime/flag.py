@@ -1,4 +1,4 @@
-"""A flag that is set once and waited for: as little as a run can do with, since every run has several.
+"""A flag that is set once and waited for. Every run has several, so a flag costs as little as it can.
 
 `asyncio.Event` makes a queue of waiters although most flags of a run are set before a task waits for them.
 """
@@ -51,6 +51,6 @@ class Flag:
         try:
             await waiter
         finally:
-            # A waiter that is cancelled leaves; otherwise a flag that is never set would keep every one of them.
+            # A waiter that is cancelled leaves; otherwise a flag that is never set would hold every one of them.
             if self._waiters is not None:
                 self._waiters.remove(waiter)

@@ -7,9 +7,9 @@
    under it, or with the first Decision that holds a position of it.
 3. Memory keeps the count of a tree that has left: always while its epoch is not written, and then as one of the last
    LEFT. So a session that comes and goes does not use up an epoch each time.
-4. The epoch of a tree that the store could not be asked for is one above every epoch that is written. So an event that
-   is published under it stands above the earlier ones of its session. After an unclean end the store gives no epoch
-   that may have been published and not written (`Store.epoch`).
+4. If the store could not be asked for a tree's epoch, the tree gets an epoch above all that are written. So an event
+   that is published under it stands above the earlier ones of its session. After an unclean end the store gives no
+   epoch that may have been published and not written (`Store.epoch`).
 """
 
 from collections import OrderedDict
@@ -17,7 +17,7 @@ from collections import OrderedDict
 from interlock.core.decision import EpochRow
 from interlock.core.names import SessionId
 
-# Counts of trees that are not in memory.
+# Counts that memory keeps of trees that have left.
 LEFT = 10_000
 
 
@@ -49,9 +49,9 @@ class Count:
     def __init__(self, row: EpochRow) -> None:
         self.row = row
         self._last = row.epoch << 32
-        # The tree is in memory.
+        # True while the tree is in memory.
         self.here = True
-        # An event has a position under this epoch, and the store has that event.
+        # An event has a position under this epoch; the store has written the epoch.
         self.told = self.written = False
 
     def next(self) -> int:
@@ -60,7 +60,7 @@ class Count:
         return self._last
 
     def tell(self) -> EpochRow | None:
-        """Return the row that is to be written with an event, for the first event under this epoch; else None."""
+        """Return the epoch's row, to be written with the first event under it; None for every later event."""
         if self.told:
             return None
         self.told = True
@@ -96,7 +96,7 @@ class Positions:
         """Note that a tree has left memory."""
         if (count := self._counts.get(root)) is not None:
             count.here = False
-            self._settle(count)
+            self._put_aside(count)
 
     def keep(self, row: EpochRow) -> None:
         """Note that the store has written an epoch."""
@@ -104,9 +104,9 @@ class Positions:
         count = self._counts.get(row.session)
         if count is not None and count.row.epoch <= row.epoch:
             count.written = True
-            self._settle(count)
+            self._put_aside(count)
 
-    def _settle(self, count: Count) -> None:
+    def _put_aside(self, count: Count) -> None:
         """Put the count of a tree that has left aside, unless it has events and its epoch is not written."""
         if not count.here and (count.written or not count.told):
             # A Decision may have written the epoch, although no event was published under it.

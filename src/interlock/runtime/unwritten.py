@@ -1,8 +1,8 @@
 """Events that the store has accepted and not written yet.
 
 1. A page of a session's log holds every published event, written or not, in order and once.
-2. The deltas of a run leave the log with its terminal event. Those that are not written yet never will be; those that
-   are stay out of every page until the store has deleted them.
+2. The deltas of a run leave the log with its terminal event. The store never writes those that wait; those that it has
+   written stay out of every page until it has deleted them.
 3. A disk that accepts nothing for long costs a bounded amount of memory: passing events are left out, and then the
    oldest events of the largest sessions are dropped. Readers get a gap.
 4. A store that writes at once (`Store.append` returns True) leaves nothing to hold here.
@@ -62,7 +62,7 @@ class Unwritten:
             self._ended[over] = None
 
     def written(self, events: Sequence[Event], epochs: Sequence[EpochRow]) -> None:
-        """Note that these events and epochs are in the store, and the deltas of runs that ended with one of them not.
+        """Note that the store has written these events and epochs, and deleted the deltas of runs that the events end.
 
         The store calls this in the loop.
         """
@@ -121,7 +121,7 @@ class Unwritten:
 
     @contextlib.contextmanager
     def _reading(self, session: SessionId, held: list[Event]) -> Iterator[None]:
-        """Add events that are appended while a page is read to that page.
+        """Add to a page the events that are appended while it is read.
 
         The store may write a later event before the page's query runs; without this the page would hold that event and
         lack the one before it.
@@ -151,7 +151,7 @@ class Unwritten:
             if page.events:
                 at = page.events[-1].position
             more = len(page.events) == limit and len(found) < limit
-        # No await since the last read: a page that is full in the store ends before what waits.
+        # No await since the last read: each event is in `found` or in `held`. Events behind a full page are cut off.
         found.update({event.position: event for event in held if event.position > after and not _passed(event, over)})
         events = sorted(found.values(), key=attrgetter("position"))
         return Page(events=tuple(events[:limit]), lost_to=lost_to if lost_to > after else 0)

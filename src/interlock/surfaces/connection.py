@@ -73,7 +73,7 @@ class AsgiLine:
         self._send = send
 
     async def room(self) -> None:
-        """Return at once: such a server does not tell."""
+        """Return at once: such a server does not say when it has room."""
 
     async def write(self, frames: list[bytes]) -> None:
         """Send frames one after another."""

@@ -1,4 +1,4 @@
-"""The context of one request: who asks, and what its answer may say of what it found."""
+"""The context of one request: its caller, and the names that its answer may use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class RequestContext:
-    """What the handler of one request sees of its connection."""
+    """The connection, as the handler of one request sees it."""
 
     __slots__ = ("_connection", "_written", "arrived", "by", "control", "ignored", "request", "typed")
 
@@ -27,7 +27,7 @@ class RequestContext:
         self.control, self.by = connection.control, connection.by
         self.typed = False
         self.ignored: tuple[str, ...] = ()
-        # Of a stop: when its frame was read.
+        # The time of day when the frame of a stop was read.
         self.arrived = 0.0
         self._written: dict[str, str] = {}
 

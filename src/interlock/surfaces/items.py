@@ -1,7 +1,7 @@
 """The items of the gateway's outboxes: event frames of JSON.
 
-1. An item's body is encoded once and shared by all connections. What differs between them stands apart: the label (a
-   watch's number), and the connection's `seq`.
+1. An item's body is encoded once and shared by all connections. The parts that differ stand apart: the label (a watch's
+   number), and the connection's `seq`.
 2. Texts of one stream that wait are sent as one frame, with the position of the last. Readers that wait for the same
    texts share that frame's body too.
 """

@@ -1,13 +1,14 @@
-"""The outbox of one line: the items that it has still to be sent. It knows no protocol: an item renders itself.
+"""The outbox of one line: the items that the line has still to send. An item renders itself, in its own protocol.
 
 1. `put` is synchronous and is called in the step that admits the effect. `pump` alone writes to the line.
 2. An item is rendered when it is written. A passing item (a delta, a typing sign) whose source was cut short is never
-   rendered: the fence is asked here, so a fall searches no outbox, and what it leaves behind gets no number.
+   rendered: the fence is asked here, so a fall searches no outbox, and the items that it left behind get no
+   number.
 3. The answer to a stop goes to the head, together with the items of its session that wait, in their order: a reader
    must not see the answer before the events that it follows. Ticks and falls go to the head too, nothing else does.
 4. Waiting texts of one stream are joined into one frame. They are written at the gateway's pace, other items at once.
-5. The outbox holds at most BUFFER_BYTES. Beyond that the reader is too slow, and its line is closed. Whoever can read
-   its events again later (a watch) puts nothing into an outbox that is `full`, and goes on when there is room.
+5. The outbox holds at most BUFFER_BYTES. Beyond that the reader is too slow, and its line is closed. A watch, which can
+   read its events again later, puts nothing into an outbox that is `full`, and goes on when there is room.
 """
 
 import asyncio
@@ -24,8 +25,8 @@ BUFFER_BYTES: Final = 2 * 1024 * 1024
 # A fall cannot take back what the kernel has. Short frames keep small what a stalled reader gets after a fall.
 JOINED_CHARACTERS: Final = 2048
 WRITE_BYTES: Final = 2048  # handed to the line in one call, unless one frame is larger
-# Two rounds of texts are so far apart, so that the texts between them are joined: at least the first, which no reader
-# notices, and as long as a round takes, so that many readers do not take all of the loop; at most the second.
+# The shortest and the longest pause between two rounds of texts; texts that come in a pause are joined. No reader
+# notices the shortest. A pause lasts as long as the round before it, so that many readers do not take all of the loop.
 PAUSE_SECONDS: Final = (0.005, 0.05)
 
 
@@ -34,32 +35,32 @@ class Item(Protocol):
 
     @property
     def session(self) -> SessionId | None:
-        """The session that it is about."""
+        """The session that the item is about."""
         ...
 
     @property
     def source(self) -> Fence | None:
-        """The fence of its run."""
+        """The fence of the item's run."""
         ...
 
     @property
     def passing(self) -> bool:
-        """True if it counts only while its run goes on."""
+        """True if the item counts only while its run goes on."""
         ...
 
     @property
     def size(self) -> int:
-        """About how many bytes it has."""
+        """The item's bytes, roughly."""
         ...
 
     @property
     def stream(self) -> Hashable | None:
-        """What its text may be joined to; None if it is no text."""
+        """The stream whose waiting texts this one may join; None if the item is no text."""
         ...
 
     @property
     def characters(self) -> int:
-        """The length of its text."""
+        """The length of the item's text."""
         ...
 
     def render(self, label: bytes, number: int, joined: Sequence["Item"]) -> bytes:
@@ -80,7 +81,7 @@ class Line(Protocol):
 
 
 class Held:
-    """An item in its place, or the texts of one stream that are sent as one: in the place of the first."""
+    """An item that waits, or the texts of one stream that are sent as one frame, in the place of the first."""
 
     __slots__ = ("characters", "items", "label", "size")
 
@@ -92,14 +93,14 @@ class Held:
 
     @property
     def over(self) -> bool:
-        """True if the fence forbids to render it."""
+        """True if the fence forbids to render the item."""
         item = self.items[0]
         source = item.source
         return item.passing and source is not None and source.cause is not None and source.cause.early
 
 
 class Answer:
-    """A whole frame. An answer about a session keeps its place among that session's items."""
+    """A frame that is rendered already. An answer about a session keeps its place among that session's items."""
 
     __slots__ = ("frame", "session", "size")
 
@@ -112,7 +113,7 @@ class Answer:
 
 
 class Pace:
-    """When waiting texts are written: those of all outboxes of a gateway together, in rounds."""
+    """Says when waiting texts are written: those of all outboxes of a gateway together, in rounds."""
 
     def __init__(self) -> None:
         self._waiting: list[Outbox] = []
@@ -146,7 +147,7 @@ class Pace:
 
 
 class Outbox:
-    """What one line has still to be sent."""
+    """The items and answers that one line has still to send."""
 
     def __init__(self, pace: Pace, on_overflow: Callable[[], object] = lambda: None) -> None:
         self._pace = pace
@@ -161,6 +162,7 @@ class Outbox:
         self._paced = False  # the pace will wake this outbox
         self._due = False  # there is something to write
         self._waiter: asyncio.Future[None] | None = None
+        # Called when there is room again.
         self._short: list[Callable[[], object]] = []
         self.overflowed = False
         self.closed = False
@@ -237,7 +239,7 @@ class Outbox:
         self._bytes = sum(held.size for queue in (self._held, self._urgent) for held in queue)
 
     def _overflow(self) -> None:
-        # What a fall left behind is not rendered, so it counts for nothing.
+        # Items that a fall left behind are never rendered, so they must not close the line.
         self._filter(lambda held: not held.over)
         if self._bytes <= BUFFER_BYTES or len(self._held) + len(self._urgent) <= 1:
             return

@@ -36,7 +36,7 @@ class OwnWording:
     """Makes the bodies of `interlock.event` frames; watches share them."""
 
     def __init__(self) -> None:
-        # The last item made: sinks are handed one event after another.
+        # The last item is enough: all sinks are handed an event before the next one is published.
         self._last: tuple[Event, Frame | Piece] | None = None
         self._outlined: tuple[Event, tuple[Frame, ...]] | None = None
         self._streams: dict[RunId | None, Stream] = {}

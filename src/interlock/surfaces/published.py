@@ -43,7 +43,7 @@ _DECISIONS: Final = {True: "allow-once", False: "deny", None: "deny"}
 
 
 class _Telling:
-    """What the published words of a run's next event depend on: its story, and the streams of its deltas."""
+    """A run's story and the streams of its deltas: the published words of its next event depend on them."""
 
     __slots__ = ("assistant", "chats", "story")
 

@@ -1,4 +1,4 @@
-"""How a connection hears: sinks of the feed that put what they take into its outbox, in the step that publishes it.
+"""The sinks of a connection: each puts the events that it takes into the outbox, in the step that publishes them.
 
 A connection that is told everything cannot read an event again later, so its sinks always take; a reader that is too
 slow is closed. A watch has positions: while the outbox is full it takes nothing, and reads on in the log when there is
@@ -75,12 +75,12 @@ class OutliningQuestions(Telling):
 class Watching(Sink):
     """One watch of a connection: a session's or a run's events, in our own words."""
 
-    __slots__ = ("_connection", "_fallen", "_label", "_number", "_over", "_told_error", "listening")
+    __slots__ = ("_connection", "_error_of", "_fallen", "_label", "_number", "_over", "listening")
 
     def __init__(self, connection: Connection, number: int, error_of: Callable[[InterlockError], Any]) -> None:
         self._connection = connection
         self._number = number
-        self._told_error = error_of
+        self._error_of = error_of
         self._label = watch_label(number, replay=True)
         self._over = False
         # The last run whose fall was told.
@@ -128,10 +128,10 @@ class Watching(Sink):
         if not self._over:
             self._over = True
             self._connection.forget_watch(self._number, self)
-            told = {"over": True} if error is None else {"over": True, "error": self._told_error(error)}
+            told = {"over": True} if error is None else {"over": True, "error": self._error_of(error)}
             self._say(told)
 
     def _say(self, told: dict[str, Any]) -> None:
-        """Tell the reader about the watch. A stop that hastens the session's events must not separate them from it."""
+        """Tell the reader about the watch, in its place among the session's events: a stop hastens it with them."""
         frame = event_frame("interlock.event", {"watch": self._number, **told}).body + b"}"
         self._connection.outbox.answer(frame, about=None if self.listening is None else self.listening.session)

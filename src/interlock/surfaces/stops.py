@@ -1,8 +1,8 @@
 """The gateway's stops: words into control's stops, receipts into words.
 
-Each function here stops in the step that calls it, which is the step that reads the frame, and returns what waits for
-the answer. A typed stop is no message and has no run. `Outcome.typed` says that a person wrote it, and the wire then
-tells `stop` instead of `rpc`. Its idempotency key is the stop's own key.
+Each function here stops in the step that calls it, which is the step that reads the frame, and returns an `Answering`,
+which waits for the receipt. A typed stop is no message and has no run. `Outcome.typed` says that a person wrote it, and
+the wire then tells `stop` instead of `rpc`. Its idempotency key is the stop's own key.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from interlock.runtime.stopping import Answering as Receiving
 from interlock.surfaces import shapes, telling
 from interlock.surfaces.context import RequestContext
 
+# The form of a run's id; any other name is a key.
 OURS = re.compile(r"r-[0-9a-f]+-[0-9a-f]+")
 ANEW = frozenset({"/new", "/reset"})
 COMMAND_CHARACTERS = 64
