@@ -294,17 +294,12 @@ class Writer:
         """Answer a batch that failed, or try it once more without its events: it may fit without them."""
         if (failure := unsure(error)) is not None:
             self._die(failure, batch)
-        elif alone or not of_disk(error):
-            # The batch is empty if not even the lock could be had; the line is refused then.
-            batch = batch or self._claim()
-            refusal = (
-                StoreFailed(f"the store did not accept the write ({reason(error)}); nothing was kept, try again later")
-                if of_disk(error)
-                else _unfit(error)
-            )
-            self._in_loop(self._answer_tickets, [(ticket, refusal) for ticket in batch], Taken([], []))
-        else:
+        elif of_disk(error) and not alone:
             self._write_alone(batch)
+        else:
+            refusal = _refused(error) if of_disk(error) else _unfit(error)
+            # The batch is empty if not even the lock could be had; the line is refused then.
+            self._in_loop(self._answer_tickets, [(ticket, refusal) for ticket in batch or self._claim()], Taken([], []))
 
     def _write_alone(self, batch: list[Ticket]) -> None:
         try:
@@ -397,6 +392,10 @@ def unhurried(decision: Decision) -> bool:
     """Whether no caller waits for a decision: it only completes receipts, and is written with the next one, or soon."""
     receipts = decision.receipts
     return bool(receipts) and not decision.endings and all(each.drain is not Drain.PENDING for each in receipts)
+
+
+def _refused(error: Exception) -> StoreFailed:
+    return StoreFailed(f"the store did not accept the write ({reason(error)}); nothing was kept, try again later")
 
 
 def _unfit(error: Exception) -> StoreFailed:
