@@ -35,7 +35,8 @@ from interlock.core.names import (
 )
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import FallenRun, Receipt
-from interlock.runtime.numbers import Numbers
+from interlock.runtime.numbers import Numbers, Positions
+from interlock.runtime.unwritten import Unwritten
 from interlock.stores.sqlite import SqliteStore
 
 TURNS = 3  # turns of a session before the kill
@@ -60,13 +61,14 @@ class Past:
     """Sessions as control would have written them."""
 
     def __init__(self, store: SqliteStore, boot: int) -> None:
-        self._store = store
         self._numbers = Numbers(boot)
+        self._positions = Positions(0)
+        self._log = Unwritten(store, self._positions.keep)
         self.written = 0
 
     async def settled(self) -> None:
         """Wait until every event is in the database."""
-        while self._store._pending_count or self._store._ended:  # the store has no public name for this
+        while self._log._count or self._log._ended:  # the log has no public name for this
             await asyncio.sleep(0.05)
 
     def turns(self, session: SessionId, count: int) -> Decision:
@@ -106,9 +108,9 @@ class Past:
 
     def _tell(self, session: SessionId, run_id: RunId | None, generation: int | None, told: tuple[Data, ...]) -> None:
         for data in told:
-            position = self._numbers.position()
-            event = Event(position=position, session=session, run_id=run_id, generation=generation, data=data)
-            self._store.append(event)
+            count = self._positions.of(session)
+            event = Event(position=count.next(), session=session, run_id=run_id, generation=generation, data=data)
+            self._log.append(event, count.tell())
             self.written += 1
 
 

@@ -23,7 +23,7 @@ from interlock.runtime import unwritten
 from interlock.runtime.unwritten import Unwritten
 from interlock.stores import bounds
 from interlock.stores.base import StoreFailed, Ticket, Unsure
-from interlock.stores.sqlite import SqliteStore, writer
+from interlock.stores.sqlite import SqliteStore, events, writer
 
 from .scene import (
     ALICE,
@@ -155,19 +155,19 @@ def test_events_that_nobody_wants_are_passed_over_and_not_searched_for(tmp_path:
         await store.open()
         log = Unwritten(store)
         assert store._writer is not None
-        line = store._writer._lasting = Walked()
+        line = store._writer.events._lasting = Walked()
         with locked(tmp_path):
             events = [block(position) for position in range(1, 101)]
             for event in events:
                 log.append(event)
             for event in events[::2]:
-                store._writer.forget([event])
-            assert line.walks == 0 and store._writer._lasting is line
+                store._writer.events.forget([event])
+            assert line.walks == 0 and store._writer.events._lasting is line
         await store.decide(admit("r"))
         with database(tmp_path) as other:
             written = [row[0] for row in other.execute("SELECT position FROM events ORDER BY position")]
         assert written == list(range(2, 101, 2))
-        assert store._writer._forgotten == set()
+        assert store._writer.events._forgotten == set()
         await store.close()
 
     play(main)
@@ -175,22 +175,22 @@ def test_events_that_nobody_wants_are_passed_over_and_not_searched_for(tmp_path:
 
 def test_what_is_forgotten_is_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store walks its lines once for all that was forgotten, when more than the bound was forgotten."""
-    monkeypatch.setattr(writer, "FORGOTTEN", 10)
+    monkeypatch.setattr(events, "FORGOTTEN", 10)
 
     async def main() -> None:
         store = made(tmp_path)
         await store.open()
         log = Unwritten(store)
         assert store._writer is not None
-        line = store._writer._lasting = Walked()
+        line = store._writer.events._lasting = Walked()
         with locked(tmp_path):
             events = [block(position) for position in range(1, 101)]
             for event in events:
                 log.append(event)
             for event in events[:11]:
-                store._writer.forget([event])
-            assert line.walks == 1 and store._writer._forgotten == set()
-            assert len(store._writer._lasting) == 89
+                store._writer.events.forget([event])
+            assert line.walks == 1 and store._writer.events._forgotten == set()
+            assert len(store._writer.events._lasting) == 89
         await store.close()
 
     play(main)

@@ -150,7 +150,7 @@ class SqliteStore(Reads):
 
     def append(self, event: Event, epoch: EpochRow | None = None) -> bool:
         assert self._writer is not None, "the store is not open"
-        self._writer.add(event, epoch)
+        self._writer.events.add(event, epoch)
         self._arm()
         return False
 
@@ -159,11 +159,11 @@ class SqliteStore(Reads):
 
     def forget(self, events: Sequence[Event]) -> None:
         assert self._writer is not None, "the store is not open"
-        self._writer.forget(events)
+        self._writer.events.forget(events)
 
     def drop(self, session: SessionId, events: Sequence[Event]) -> None:
         assert self._writer is not None, "the store is not open"
-        self._writer.drop(session, events)
+        self._writer.events.drop(session, events)
 
     def _arm(self) -> None:
         """Start the flush timer, so that events and finished receipts are written although no caller waits for them."""
@@ -178,7 +178,7 @@ class SqliteStore(Reads):
     def _written(self, events: Sequence[Event], epochs: Sequence[EpochRow]) -> None:
         """In the loop, after each try to write events: tell which are written, and try again if some are left."""
         self._told(events, epochs)
-        if self._writer is not None and self._writer.has_events:
+        if self._writer is not None and self._writer.events.waiting:
             self._arm()
 
     # Keeping it small

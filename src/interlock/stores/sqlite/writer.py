@@ -21,19 +21,17 @@ import queue
 import sqlite3
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from interlock.core.decision import Decision, EpochRow
-from interlock.core.events import Ended, Event
-from interlock.core.names import PASSING, Drain, RunId, SessionId
-from interlock.stores import bounds
+from interlock.core.decision import Decision
+from interlock.core.names import Drain
 from interlock.stores.base import StoreFailed, Ticket, Written
-from interlock.stores.sqlite import rows
 from interlock.stores.sqlite.checkpoints import Checkpoints
 from interlock.stores.sqlite.decisions import SQL, Answer, carry_out
+from interlock.stores.sqlite.events import Events, Taken
 from interlock.stores.sqlite.faults import Replaced, identity, is_passing, of_disk, reason, unsure
 from interlock.stores.sqlite.reader import ORPHAN_SECONDS
 
@@ -43,12 +41,6 @@ T = TypeVar("T")
 
 # A full line refuses decisions, but never one that holds an ending: an ending must not be lost.
 LINE = 10_000
-# Lasting events written in one transaction with decisions.
-EVENTS_WITH_DECISIONS = 1_000
-# Forgotten events may stay in the lines up to this number; then the lines are filtered.
-FORGOTTEN = 50_000
-# The writer writes this many passing events, then looks whether a decision waits.
-PIECE_EVENTS = 1_000
 # Pause after the disk refused events.
 REST_SECONDS = 0.5
 # Events that have waited for decisions this long are written next.
@@ -69,29 +61,17 @@ class Writer:
         self._written = written
         self._unlock = unlock
         self._file = identity(path)
+        self.events = Events(connection)
         self._checkpoints = Checkpoints(path, self._die_if_unsure)
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._line: dict[Ticket, None] = {}
-        self._lasting: deque[Event] = deque()
-        self._passing: deque[Event] = deque()
-        # Events that still stand in one of the two lines above and must not be written.
-        self._forgotten: set[tuple[SessionId, int]] = set()
-        self._dropped: dict[SessionId, int] = {}
-        # Terminal events that were dropped: their runs are told as ended all the same.
-        self._over: deque[Event] = deque()
-        # Epochs that are to be written with the next events.
-        self._epochs: dict[SessionId, int] = {}
         self._chores: deque[tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]] = deque()
         # Events are to be written now.
         self._due = False
         self._resting_until = 0.0
         self._due_since = 0.0
-        # The runs with passing events in the database, and how many this start has written of each.
-        self._passing_written: dict[RunId | None, int] = dict.fromkeys(
-            (RunId(row[0]) for row in connection.execute(SQL["runs_with_passing"])), 0
-        )
         self._closing_at: float | None = None
         # The caller of `close` says that nothing was cut short.
         self._clean = False
@@ -129,37 +109,6 @@ class Writer:
                 return False
             del self._line[ticket]
             return True
-
-    def add(self, event: Event, epoch: EpochRow | None = None) -> None:
-        """Add an event to its line; the thread writes it soon, and its epoch with it or before it."""
-        if epoch is not None:
-            self._epochs[epoch.session] = epoch.epoch
-        passing = event.kind in PASSING and event.run_id is not None
-        (self._passing if passing else self._lasting).append(event)
-
-    @property
-    def has_events(self) -> bool:
-        """Whether events, or notes about dropped ones, wait to be written."""
-        return bool(self._lasting or self._passing or self._over or self._dropped or self._epochs)
-
-    def forget(self, events: Sequence[Event]) -> None:
-        """Do not write these events, although they were added."""
-        with self._lock:
-            self._forgotten.update((event.session, event.position) for event in events)
-            # Only a disk that has refused events for long lets this set grow: `_pop_events` removes what it meets.
-            if len(self._forgotten) > FORGOTTEN:
-                self._lasting = deque(self._wanted(self._lasting))
-                self._passing = deque(self._wanted(self._passing))
-                self._forgotten.clear()
-
-    def _wanted(self, events: Iterable[Event]) -> Iterable[Event]:
-        return (event for event in events if (event.session, event.position) not in self._forgotten)
-
-    def drop(self, session: SessionId, events: Sequence[Event]) -> None:
-        """Forget the oldest events of a session, and note that its log has a gap there; an ended run stays ended."""
-        self.forget(events)
-        self._dropped[session] = events[-1].position
-        self._over.extend(event for event in events if isinstance(event.data, Ended))
 
     def flush(self) -> None:
         """Write events now."""
@@ -233,7 +182,7 @@ class Writer:
     def _close_database(self) -> None:
         self._checkpoints.join()
         with contextlib.suppress(sqlite3.Error):
-            if self._dead is None and not self._lasting:
+            if self._dead is None and not self.events.lasting:
                 if self._clean:
                     self._execute(SQL["close_boot"])
                 self._execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -267,27 +216,28 @@ class Writer:
 
     def _write_decisions(self) -> None:
         batch: list[Ticket] = []
-        events: list[Event] = []
+        taken: Taken | None = None
         # The lock first, `_claim` second. A claimed decision can no longer be withdrawn; claimed before the lock is
         # ours, it would keep its sender waiting for as long as another process holds the database (race 89).
         try:
             if not self._begin(lambda: self._line):
                 return
             batch = self._claim()
-            events = self._pop_events(EVENTS_WITH_DECISIONS)
-            answers, epochs = self._commit(batch, events)
+            taken = self.events.take()
+            answers = self._commit(batch, taken)
         except Exception as error:
             self._rollback()
-            self._requeue_events(events)
-            self._refuse(batch, error, alone=not events)
+            if taken is not None:
+                self.events.put_back(taken)
+            self._refuse(batch, error, alone=taken is None or not taken.lasting)
             return
-        self._in_loop(self._answer_tickets, list(zip(batch, answers, strict=True)), events, epochs)
+        self._in_loop(self._answer_tickets, list(zip(batch, answers, strict=True)), taken)
 
-    def _commit(self, batch: list[Ticket], events: list[Event]) -> tuple[list[Answer], list[EpochRow]]:
-        epochs = self._add_events(events)
+    def _commit(self, batch: list[Ticket], taken: Taken) -> list[Answer]:
+        self.events.write(taken)
         answers = self._carry_out(batch)
         # After the decisions: one of them may bring the run's row.
-        ended = self._tell_ended(events)
+        self.events.tell_ended(taken)
         # The commit. When COMMIT returns, every decision of the batch is on disk, whole, together with the lasting
         # events that were published before it: `synchronous` is FULL here, so COMMIT has waited for the fsync. Only
         # after that does `_answer_tickets` run, and only an answer lets the runtime acknowledge a message, begin an
@@ -303,8 +253,8 @@ class Writer:
         # If the file was removed or replaced, the next start opens another one: this commit may be lost.
         if identity(self._path) != self._file:
             raise Replaced("the store's file was removed or replaced while it was in use")
-        self._note_written(ended, epochs)
-        return answers, epochs
+        self.events.note_written(taken)
+        return answers
 
     def _carry_out(self, batch: list[Ticket]) -> list[Answer]:
         """Carry out a batch; of several decisions, one whose content makes it fail does not spoil the others."""
@@ -334,54 +284,32 @@ class Writer:
         self._execute("RELEASE alone")
         return answer
 
-    def _pop_events(self, most: int, *, passing: bool = False) -> list[Event]:
-        """Remove the oldest events from a line while the loop goes on to fill it; leave out the forgotten ones."""
-        with self._lock:
-            line = self._passing if passing else self._lasting
-            taken: list[Event] = []
-            while line and len(taken) < most:
-                event = line.popleft()
-                if (event.session, event.position) in self._forgotten:
-                    self._forgotten.discard((event.session, event.position))
-                else:
-                    taken.append(event)
-            return taken
-
     def _claim(self) -> list[Ticket]:
         """Remove and return the whole line; from here on none of its decisions can be withdrawn."""
         with self._lock:
             taken, self._line = self._line, {}
         return list(taken)
 
-    def _requeue_events(self, events: list[Event], *, passing: bool = False) -> None:
-        with self._lock:
-            (self._passing if passing else self._lasting).extendleft(reversed(events))
-
     def _refuse(self, batch: list[Ticket], error: Exception, *, alone: bool) -> None:
         """Answer a batch that failed, or try it once more without its events: it may fit without them."""
         if (failure := unsure(error)) is not None:
             self._die(failure, batch)
-        elif alone or not of_disk(error):
-            # The batch is empty if not even the lock could be had; the line is refused then.
-            batch = batch or self._claim()
-            refusal = (
-                StoreFailed(f"the store did not accept the write ({reason(error)}); nothing was kept, try again later")
-                if of_disk(error)
-                else _unfit(error)
-            )
-            self._in_loop(self._answer_tickets, [(ticket, refusal) for ticket in batch], [], [])
-        else:
+        elif of_disk(error) and not alone:
             self._write_alone(batch)
+        else:
+            refusal = _refused(error) if of_disk(error) else _unfit(error)
+            # The batch is empty if not even the lock could be had; the line is refused then.
+            self._in_loop(self._answer_tickets, [(ticket, refusal) for ticket in batch or self._claim()], Taken([], []))
 
     def _write_alone(self, batch: list[Ticket]) -> None:
         try:
             self._begin(lambda: True)
-            answers, epochs = self._commit(batch, [])
+            answers = self._commit(batch, Taken([], []))
         except Exception as error:
             self._rollback()
             self._refuse(batch, error, alone=True)
         else:
-            self._in_loop(self._answer_tickets, list(zip(batch, answers, strict=True)), [], epochs)
+            self._in_loop(self._answer_tickets, list(zip(batch, answers, strict=True)), Taken([], []))
 
     def _die_if_unsure(self, error: Exception) -> None:
         if (failure := unsure(error)) is not None:
@@ -394,15 +322,13 @@ class Writer:
         log.error("%s", failure)
         waiting = [*batch, *self._claim()]
         self._due = False
-        self._in_loop(self._answer_tickets, [(ticket, failure) for ticket in waiting], [], [])
+        self._in_loop(self._answer_tickets, [(ticket, failure) for ticket in waiting], Taken([], []))
         while self._chores:
             self._in_loop(_fail, self._chores.popleft()[1], failure)
 
-    def _answer_tickets(
-        self, answers: list[tuple[Ticket, Answer]], events: list[Event], epochs: list[EpochRow]
-    ) -> None:
+    def _answer_tickets(self, answers: list[tuple[Ticket, Answer]], taken: Taken) -> None:
         """In the loop: answer tickets in the order in which they were decided."""
-        self._written(events, epochs)
+        self._written(taken.lasting, taken.epochs)
         for ticket, answer in answers:
             if isinstance(answer, StoreFailed):
                 ticket.refuse(answer)
@@ -414,32 +340,25 @@ class Writer:
     def _write_events(self) -> bool:
         """Write events in a transaction of their own, in pieces; return True if some are left."""
         if time.monotonic() < self._resting_until and self._closing_at is None:
+            # The store tries again soon.
+            self._in_loop(self._written, [], [])
             return False
-        lasting: list[Event] = []
-        passing: list[Event] = []
-        over, dropped = [self._over.popleft() for _ in range(len(self._over))], dict(self._dropped)
+        taken: Taken | None = None
         try:
             # NORMAL: no fsync here. The fsync of the next decision covers these pages too.
             self._execute("PRAGMA synchronous = NORMAL")
             if not self._begin(lambda: not self._line or self._late()):
-                self._over.extendleft(reversed(over))
                 return True
-            lasting = self._pop_events(EVENTS_WITH_DECISIONS)
-            epochs = self._add_events(lasting)
-            ended = self._tell_ended(lasting + over)
-            self._connection.executemany(SQL["remember_dropped"], dropped.items())
-            while piece := self._pop_events(PIECE_EVENTS, passing=True):
-                passing += piece
-                self._connection.executemany(SQL["add_passing"], rows.of_passing(piece))
-                self._trim(piece)
-                if self._line:
-                    break
+            taken = self.events.take_all()
+            self.events.write(taken)
+            self.events.tell_ended(taken)
+            while self.events.write_passing(taken) and not self._line:
+                pass
             self._execute("COMMIT")
         except Exception as error:
             self._rollback()
-            self._requeue_events(lasting)
-            self._requeue_events(passing, passing=True)
-            self._over.extendleft(reversed(over))
+            if taken is not None:
+                self.events.put_back(taken)
             self._resting_until = time.monotonic() + REST_SECONDS
             self._die_if_unsure(error)
             if self._dead is None:
@@ -449,63 +368,10 @@ class Writer:
         finally:
             with contextlib.suppress(sqlite3.Error):
                 self._execute("PRAGMA synchronous = FULL")
-        for session, position in dropped.items():
-            if self._dropped.get(session) == position:
-                del self._dropped[session]
-        self._note_written(ended, epochs)
-        self._in_loop(self._written, lasting + over + passing, epochs)
+        self.events.note_written(taken)
+        self._in_loop(self._written, taken.events, taken.epochs)
         self._checkpoints.copy_if_long(self._connection)
-        return self.has_events
-
-    def _add_events(self, events: list[Event]) -> list[EpochRow]:
-        """Add lasting events to the log, and the epochs that wait, those of these events among them."""
-        epochs = [EpochRow(session=session, epoch=epoch) for session, epoch in dict(self._epochs).items()]
-        for row in epochs:
-            self._execute(SQL["keep_epoch"], (row.session, row.epoch))
-        try:
-            self._connection.executemany(SQL["add_event"], map(rows.of_event, events))
-        except Exception as error:
-            if of_disk(error):
-                raise
-            for event in events:
-                self._add_event(event)
-        return epochs
-
-    def _add_event(self, event: Event) -> None:
-        try:
-            self._execute(SQL["add_event"], rows.of_event(event))
-        # No event that passed the outlet should fail here; one that does is left out and must not stop the others.
-        except Exception as error:
-            if of_disk(error):
-                raise
-            log.exception("an event of session %s cannot be written", event.session)
-
-    def _tell_ended(self, events: list[Event]) -> list[RunId]:
-        """Note that runs' terminal events are in the log, and drop those runs' passing events; return the runs.
-
-        None of these passing events can be written later: the loop forgets them before it adds the terminal event.
-        """
-        over = [(event.session, event.run_id) for event in events if isinstance(event.data, Ended) and event.run_id]
-        for session, run_id in over:
-            self._execute(SQL["tell_run"], (run_id,))
-            if run_id in self._passing_written:
-                self._execute(SQL["drop_passing"], (session, run_id))
-        return [run_id for _, run_id in over]
-
-    def _note_written(self, ended: list[RunId], epochs: list[EpochRow]) -> None:
-        for run_id in ended:
-            self._passing_written.pop(run_id, None)
-        for row in epochs:
-            if self._epochs.get(row.session) == row.epoch:
-                del self._epochs[row.session]
-
-    def _trim(self, piece: list[Event]) -> None:
-        """Keep a long run's passing events within their bound."""
-        for (session, run_id), said in Counter((event.session, event.run_id) for event in piece).items():
-            count = self._passing_written[run_id] = self._passing_written.get(run_id, 0) + said
-            if count > 2 * bounds.PASSING_EVENTS:
-                self._execute(SQL["trim_passing"], (session, run_id))
-                self._passing_written[run_id] = count // 2
+        return self.events.waiting
 
     def _do_chore(self, work: Callable[[sqlite3.Connection], Any], done: asyncio.Future[Any]) -> None:
         try:
@@ -526,6 +392,10 @@ def unhurried(decision: Decision) -> bool:
     """Whether no caller waits for a decision: it only completes receipts, and is written with the next one, or soon."""
     receipts = decision.receipts
     return bool(receipts) and not decision.endings and all(each.drain is not Drain.PENDING for each in receipts)
+
+
+def _refused(error: Exception) -> StoreFailed:
+    return StoreFailed(f"the store did not accept the write ({reason(error)}); nothing was kept, try again later")
 
 
 def _unfit(error: Exception) -> StoreFailed:
