@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -22,6 +23,7 @@ from interlock import (
     open_control,
 )
 from interlock.core.names import EventKind, SessionId
+from interlock.stores.sqlite import SqliteStore
 
 from .scene import QUICK, answers, at_once, echoes, forgotten, idles, log_of, now, seeded, started, told
 
@@ -263,6 +265,42 @@ def test_a_message_right_behind_a_reset(where: str, latency: float) -> None:
             assert [entry.text for entry in await control.history("s")] == ["after", "done"]
 
     seeded(main, range(12))
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_message_right_behind_a_reset_of_a_stored_session(key: str | None, tmp_path: Path) -> None:
+    """A reset that must read its session ends what had arrived before it, and spares the message right behind it."""
+
+    async def main() -> None:
+        agent = Memory()
+        async with open_control(agent, store=SqliteStore(tmp_path)) as control:
+            await said(control, "before")
+            await forgotten(control)
+            earlier = control.begin_send("s", "long")
+            resetting = control.begin_reset("s", key=key)
+            later = control.begin_send("s", "after")
+            assert (await control.wait((await earlier()).run_id)).ending is Ending.STOPPED
+            assert (await control.wait((await later()).run_id)).ending is Ending.COMPLETED
+            assert (await resetting()).aborted
+            assert agent.fresh("after")
+            assert [entry.text for entry in await control.history("s")] == ["after", "done"]
+
+    asyncio.run(main())
+
+
+def test_a_reset_that_nobody_waits_for() -> None:
+    """A reset of a session that is not in memory counts although its answer is never awaited."""
+
+    async def main() -> None:
+        async with open_control(Memory()) as control:
+            await said(control, "before")
+            await forgotten(control)
+            control.begin_reset("s")
+            while await control.history("s"):
+                await asyncio.sleep(0.01)
+            await forgotten(control)
+
+    seeded(main)
 
 
 @pytest.mark.parametrize("late", range(0, 12, 2))

@@ -25,6 +25,7 @@ from interlock import (
 )
 from interlock.core.names import May, Principal
 from interlock.runtime.settings import SHARES
+from interlock.runtime.watch import Watch
 from interlock.stores.base import StoreFailed
 from interlock.stores.sqlite import SqliteStore
 
@@ -350,6 +351,35 @@ def test_a_right_that_goes_while_it_is_read_is_not_used(last: int) -> None:
             slow.set()
             with pytest.raises(Unknown):
                 await watching
+
+    seeded(main)
+
+
+def test_a_right_that_goes_while_the_beginning_is_looked_for_is_not_used() -> None:
+    """A watch from a run's beginning whose right is taken away while the log is read for that is not begun."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with open_control(echoes, store=store) as control:
+            sent = await control.send("s", "hello", by="alice")
+            await control.wait(sent.run_id, drained=True)
+            await control.share("s", with_="bob", by="alice")
+            real, asked, slow = store.began, asyncio.Event(), asyncio.Event()
+
+            async def began(session: Any, run: Any) -> Any:
+                asked.set()
+                await slow.wait()
+                return await real(session, run)
+
+            store.began = began  # type: ignore[method-assign]
+            watch = Watch()
+            listening = asyncio.create_task(control.listen(watch, "s", begin=sent.run_id, by="bob"))
+            await asked.wait()
+            await control.unshare("s", with_="bob", by="alice")
+            slow.set()
+            watch.listening = await listening
+            with pytest.raises(Unknown):
+                await watch.next()
 
     seeded(main)
 

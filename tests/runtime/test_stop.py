@@ -604,3 +604,24 @@ def test_generations_of_forgotten_sessions_are_forgotten() -> None:
             assert control._registry.generations._now == {}
 
     seeded(main)
+
+
+def test_a_stop_that_nobody_waits_for_ends_an_arrival_of_another() -> None:
+    """An owner's stop ends an admin's message that arrives in a session not read yet, and spares the one behind it."""
+
+    async def main() -> None:
+        async with open_control(idles) as control:
+            control.appoint(admins=["bob"], writers=["alice"])
+            sent = await control.send("s", "before", by="alice")
+            await control.stop(session="s", by="alice")
+            await control.wait(sent.run_id, drained=True, by="alice")
+            await forgotten(control)
+            arriving = control.begin_send("s", "hello", by="bob")
+            control.begin_stop(session="s", by="alice")
+            behind = control.begin_send("s", "more", by="alice")
+            first, second = await arriving(), await behind()
+            assert (await control.wait(first.run_id, by="alice")).ending is Ending.STOPPED
+            await started(control, second.run_id)
+            assert (await control.stop(session="s", by="alice")).aborted
+
+    seeded(main)

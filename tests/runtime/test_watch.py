@@ -1,7 +1,9 @@
 """Watching: replay, then live; nothing twice, nothing missing, nothing of a run after its end."""
 
 import asyncio
+import sqlite3
 from contextlib import aclosing
+from pathlib import Path
 from random import Random
 
 import anyio
@@ -9,7 +11,9 @@ import pytest
 
 from interlock import Control, Ending, Event, MemoryStore, Message, Run, Unknown, open_control
 from interlock.core.names import PASSING, EventKind
+from interlock.runtime import unwritten
 from interlock.stores import bounds, memory
+from interlock.stores.sqlite import SqliteStore
 
 from .scene import BRIEF, Sink, echoes, idles, kinds, log_of, mumbles, raises, seeded, started, swallowed, told
 
@@ -229,6 +233,41 @@ def test_what_is_no_longer_to_be_had_is_a_gap(monkeypatch: pytest.MonkeyPatch) -
             assert events[1:] == log[: len(events) - 1]
 
     seeded(main, range(3))
+
+
+def test_a_gap_stands_where_the_events_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events that were written before the disk refused others are told before the gap, and positions rise."""
+    monkeypatch.setattr(unwritten, "PENDING_EVENTS", 100)
+    said = asyncio.Event()
+
+    async def agent(run: Run, message: Message) -> None:
+        for n in range(int(message.text)):
+            await run.post(str(n))
+        said.set()
+        await anyio.sleep_forever()
+
+    async def main() -> None:
+        async with open_control(agent, store=SqliteStore(tmp_path), settings=BRIEF) as control:
+            sent = await control.send("s", "20")
+            await said.wait()
+            await control.stop(session="s")
+            await control.wait(sent.run_id, drained=True)
+            said.clear()
+            sent = await control.send("s", "200")
+            await started(control, sent.run_id)
+            other = sqlite3.connect(tmp_path / "interlock.db", isolation_level=None)
+            other.execute("BEGIN IMMEDIATE")
+            await said.wait()
+            await control.stop(session="s")
+            other.execute("ROLLBACK")
+            other.close()
+            events = await collect(control, "s", 2)
+            sound(events)
+            assert kinds(events).count("gap") == 1
+            before = kinds(events[: kinds(events).index("gap")])
+            assert before.count("block") >= 20 and before.count("ended") == 1
+
+    asyncio.run(main())
 
 
 def test_a_run_whose_end_was_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

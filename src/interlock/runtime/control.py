@@ -784,24 +784,26 @@ class Control:
         # Events of an aliased run belong to the run that absorbed it.
         if only is not None and (live := self._registry.runs.get(only)) is not None:
             only = live.itself.id
-        guard: Callable[[Callable[[], object]], Guard]
         if only is None:
             session_id = SessionId(name_of(session, "session"))
             await self._owned(session_id, principal)
-            whose = await read(self._sight.whose(session_id))
-            guard = partial(_session_guard, principal, session_id, whose)
         elif (found := await self._seen(only, principal)) is None:
             return None
         else:
             session_id, only = found
-            guard = await self._guard_of(only, principal)
         if begin is not None:
             after = max(after, await read(self.feed.log.began(session_id, RunId(name_of(begin, "begin")))) - 1)
+        # The last read: a right that is taken away before the guard is held would otherwise still count.
+        guard = await self._guard_of(session_id, only, principal)
         listening = self.feed.follow(session_id, sink, after=after, only=only)
         listening.guarded(guard(listening.forbid))
         return listening
 
-    async def _guard_of(self, run_id: RunId, by: Principal) -> Callable[[Callable[[], object]], Guard]:
+    async def _guard_of(
+        self, session_id: SessionId, run_id: RunId | None, by: Principal
+    ) -> Callable[[Callable[[], object]], Guard]:
+        if run_id is None:
+            return partial(_session_guard, by, session_id, await read(self._sight.whose(session_id)))
         if (live := self._registry.runs.get(run_id)) is not None:
             return partial(self._guard, live, by)
         row = await read(self._store.run(run_id))

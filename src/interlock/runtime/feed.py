@@ -16,7 +16,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 from interlock.core.authority import Action, Authority, Whose
@@ -29,7 +29,7 @@ from interlock.runtime.guards import Guard, Guards
 from interlock.runtime.registry import Registry
 from interlock.runtime.settings import WATCH_EVENTS
 from interlock.runtime.unwritten import Unwritten
-from interlock.stores.base import Store, read
+from interlock.stores.base import Page, Store, read
 
 log = logging.getLogger("interlock")
 
@@ -178,12 +178,7 @@ class Listening:
         """Give the sink one page of the log; return whether there is more to read, and room for it."""
         self._held = deque()
         page = await read(self._feed.log.events(self.session, after=self.seen, limit=PAGE_EVENTS))
-        if page.lost_to > self.seen and not self._over:
-            gap = self._feed.gap(self.session, self.seen, page.lost_to)
-            if self._only is None and not self.sink.take(gap, None):
-                return False
-            self.seen = page.lost_to
-        for event in page.events:
+        for event in self._with_gap(page):
             source = self._feed.source_of(event.run_id)
             # A delta in the log may be older than the end of its run.
             if is_over(event, source):
@@ -202,6 +197,18 @@ class Listening:
         if self._feed.closed or (self._only is not None and self._feed.is_silent(self._only)):
             self.close()
         return False
+
+    def _with_gap(self, page: Page) -> Sequence[Event]:
+        """Return the events of a page with the gap of the log in its place.
+
+        A disk that refused writes for long leaves events before the gap. Told before them, the gap would have the
+        higher position, and a reader who goes on behind it would never get them.
+        """
+        before = [event for event in page.events if event.position < page.lost_to]
+        if self._only is not None or page.lost_to <= self.seen or len(before) == PAGE_EVENTS:
+            return page.events
+        gap = self._feed.gap(self.session, self.seen, page.lost_to)
+        return [*before, gap, *(event for event in page.events if event.position > page.lost_to)]
 
     def _give(self, event: Event, source: Fence | None) -> bool:
         """Give the sink an event that is for it; return False if there is no room, or nothing more to hear."""

@@ -21,7 +21,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -46,7 +46,7 @@ from interlock.runtime.registry import Registry, Session, StopCall
 from interlock.runtime.settings import Settings
 from interlock.runtime.sight import Sight
 from interlock.runtime.spawning import Running, command_of
-from interlock.stores.base import Store, Ticket, read
+from interlock.stores.base import Store, Ticket
 
 T = TypeVar("T")
 
@@ -191,19 +191,27 @@ class Stopping:
         session = self._registry.sessions.get(session_id)
         if session is None or self._registry.closed:
             return self._own(call, partial(self._absent, session_id, call))
-        arriving = () if session.loaded else session.line or ()
+        arriving = () if session.loaded else tuple(session.line or ())
         unsure = any(self._inbox.unsure(run) for run in arriving)
         if unsure or not all(self._may(call.by, run) for run in arriving):
-            return self._own(call, partial(self._load_and_stop, session_id, call, order), always=unsure)
+            return self._loaded(session_id, call, lambda here: self._stop_here(here, call, order, arriving))
         # The pin forgets the session again if the stop leaves nothing of it but a raised generation.
         with self._registry.pinned(session_id):
             return self._stop_here(session, call, order)
 
-    async def _load_and_stop(self, session_id: SessionId, call: StopCall, order: Order | None) -> Receipt:
-        """Read whose session it is, then stop. Meanwhile no arrival of the session is decided on."""
-        with self._registry.pinned(session_id) as session:
-            await self._load(session, call.by)
-            return await self._stop_here(session, call, order)()
+    def _loaded(self, session_id: SessionId, call: StopCall, decide: Callable[[Session], Answering]) -> Answering:
+        """Read whose session it is, then decide. From this step until then no arrival of the session is decided on."""
+        held = contextlib.ExitStack()
+        session = held.enter_context(self._registry.pinned(session_id))
+        held.enter_context(self._inbox.held_up(session))
+
+        async def load_and_decide() -> Receipt:
+            with held:
+                await self._load(session, call.by)
+                answer = decide(session)
+            return await answer()
+
+        return self._own(call, load_and_decide, always=True)
 
     async def _load(self, session: Session, by: Principal) -> None:
         # Arrivals wait for this read. Otherwise the inbox would decide on them first, and dispatch them.
@@ -212,8 +220,11 @@ class Stopping:
             if known is not None:
                 self._inbox.take_up(session, known)
 
-    def _stop_here(self, session: Session, call: StopCall, order: Order | None) -> Answering:
-        everyone = [run for run in _everyone(session) if self._may(call.by, run)]
+    def _stop_here(
+        self, session: Session, call: StopCall, order: Order | None, arrived: Collection[LiveRun] | None = None
+    ) -> Answering:
+        """Stop a session; with `arrived` only those runs: messages that came while the stop read are spared."""
+        everyone = [run for run in _everyone(session) if self._may(call.by, run) and _was_there(run, arrived)]
         targets = [run for run in everyone if not _written_after(run, order)]
         fall = self._end_all(session, targets, call, processes=self.detached(session, call.by))
         return self._empty(session, call) if fall is None else self._receipt_of(fall, call.by)
@@ -255,22 +266,18 @@ class Stopping:
             raise Unavailable("this control is closed; reset the session at the next one")
         session = self._registry.sessions.get(session_id)
         if session is None or not session.loaded:
-            return self._own(call, partial(self._load_and_reset, session_id, call))
+            arrived = () if session is None else tuple(session.line or ())
+            return self._loaded(session_id, call, lambda here: self._reset_here(here, call, arrived))
         return self._reset_here(session, call)
 
-    async def _load_and_reset(self, session_id: SessionId, call: StopCall) -> Receipt:
-        with self._registry.pinned(session_id) as session:
-            if not session.loaded:
-                known = await read(self._store.load(session_id, principal=call.by, key=None))
-                self._inbox.take_up(session, known)
-            return await self._reset_here(session, call)()
-
-    def _reset_here(self, session: Session, call: StopCall) -> Answering:
+    def _reset_here(self, session: Session, call: StopCall, arrived: Collection[LiveRun] | None = None) -> Answering:
+        if not session.loaded:
+            raise Unavailable("the store did not answer in time, and nothing was reset; try again")
         by, now = call.by, self._clock.wall()
         if session.confirmed_owner is None or not self._authority.may(Action.RESET, by, whose=session.whose):
             return partial(self._unknown, session.id, by, self._note(call, now, already=Ending.UNKNOWN))
         processes = list(session.kept.running) if session.kept is not None else []
-        everyone = [run for run in _everyone(session) if self._inbox.may_come(run)]
+        everyone = [run for run in _everyone(session) if self._inbox.may_come(run) and _was_there(run, arrived)]
         fall = self._end_all(session, everyone, call, processes=processes, resets=True)
         told: Answering | None = None
         untold: Falling | None = None
@@ -550,6 +557,11 @@ def _written_after(run: LiveRun, order: Order | None) -> bool:
     """Return whether a run's message was written after a stop, by the numbers of the channel that both came by."""
     written = run.order
     return order is not None and written is not None and written.channel == order.channel and written.at > order.at
+
+
+def _was_there(run: LiveRun, arrived: Collection[LiveRun] | None) -> bool:
+    """Return whether a run is one of those that a stop means: all that it finds, or those that had arrived."""
+    return arrived is None or run in arrived
 
 
 def _everyone(session: Session) -> list[LiveRun]:

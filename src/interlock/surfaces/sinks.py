@@ -120,7 +120,8 @@ class Watching(Sink):
 
     def close(self, error: InterlockError | None) -> None:
         if error is not None:
-            self._connection.outbox.keep(lambda item, label: label not in (self._label, watch_label(self._number)))
+            mine = watch_label(self._number), watch_label(self._number, replay=True)
+            self._connection.outbox.keep(lambda item, label: label not in mine)
         self.end(error)
 
     def end(self, error: InterlockError | None) -> None:
