@@ -14,13 +14,14 @@
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 from interlock.core.authority import Action, Authority, Whose
-from interlock.core.errors import InterlockError, Unknown
+from interlock.core.errors import InterlockError, Unavailable, Unknown
 from interlock.core.events import Data, Ended, Event, Gap, MessageData
 from interlock.core.fence import Fence
 from interlock.core.names import LOCAL, PASSING, EventKind, Principal, RunId, SessionId
@@ -312,7 +313,8 @@ class Feed:
     def _remove(self, listening: Listening) -> None:
         """Remove a listening that failed: the others must still get the event, and a fall must still happen."""
         log.exception("a sink of session %s failed and is let go", listening.session)
-        self.unfollow(listening)
+        with contextlib.suppress(Exception):
+            listening.close(Unavailable("this watch failed and is over; watch again"))
 
     def _remove_from_all(self, take: Take) -> None:
         """Remove a listening to everything that failed."""
