@@ -38,7 +38,7 @@ EXAMPLES = {
     "durable.py": [
         "log: the last start was cut short",
         "r-1-1 lost: 'Booking.'",
-        "r-1-3 completed: \"an answer to 'Is it warm?'\"",
+        "r-1-2 completed: \"an answer to 'Is it warm?'\"",
         "key k1 is r-1-1",
         "user: Book Oslo",
         "assistant: Booking.",
