@@ -479,7 +479,8 @@ class MemoryStore:
             buried=key is not None and key in self._tombstones.get(principal, ()),
             previous=self._previous(session),
             marks=tuple(mark for marks in self._marks.get(session, {}).values() for mark in marks),
-            epoch=max(self._epochs.get(session, 0), self._floor),
+            # A child's events count with its home, so its session has no epoch of its own.
+            epoch=max(self._epochs.get(session, self._touched.get(session, 0) >> 32), self._floor),
         )
 
     async def session(self, session: SessionId) -> SessionRow | None:
