@@ -305,7 +305,7 @@ def test_a_reset_that_nobody_waits_for() -> None:
 
 @pytest.mark.parametrize("store", [MemoryStore, SqliteStore])
 def test_a_child_s_session_is_reset_by_itself(store: Any, tmp_path: Path) -> None:
-    """The reset of a child's session that is not in memory begins after the child's events, which count with its home."""
+    """A child's events count with its home; a reset of its session, not in memory, begins after them all the same."""
 
     async def delegates(run: Run, message: Message) -> Any:
         return await run.delegate("kid", message.text)
