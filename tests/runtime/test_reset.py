@@ -296,11 +296,31 @@ def test_a_reset_that_nobody_waits_for() -> None:
             await said(control, "before")
             await forgotten(control)
             control.begin_reset("s")
-            while await control.history("s"):
-                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)
             await forgotten(control)
+            assert await control.history("s") == []
 
     seeded(main)
+
+
+@pytest.mark.parametrize("store", [MemoryStore, SqliteStore])
+def test_a_child_s_session_is_reset_by_itself(store: Any, tmp_path: Path) -> None:
+    """A child's events count with its home; a reset of its session, not in memory, begins after them all the same."""
+
+    async def delegates(run: Run, message: Message) -> Any:
+        return await run.delegate("kid", message.text)
+
+    async def main() -> None:
+        place = store() if store is MemoryStore else store(tmp_path)
+        async with open_control(delegates, agents={"kid": echoes}, store=place) as control:
+            await said(control, "hello")
+            child = next(run.session for run in await control.runs("s", tree=True) if run.session != "s")
+            await forgotten(control)
+            assert await control.history(child)
+            await control.reset(child)
+            assert await control.history(child) == []
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("late", range(0, 12, 2))

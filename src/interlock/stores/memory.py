@@ -185,8 +185,13 @@ class MemoryStore(MemoryRows):
             buried=key is not None and key in self._tombstones.get(principal, ()),
             previous=self._previous(session),
             marks=tuple(mark for marks in self._marks.get(session, {}).values() for mark in marks),
-            epoch=max(self._epochs.get(session, 0), self._floor),
+            epoch=max(self._epoch(session), self._floor),
         )
+
+    def _epoch(self, session: SessionId) -> int:
+        """Return a session's epoch; a child's events count with its home, so its session has the epoch of the last."""
+        log = self._logs.get(session)
+        return self._epochs.get(session, log.lasting[-1].position >> 32 if log is not None and log.lasting else 0)
 
     async def session(self, session: SessionId) -> SessionRow | None:
         await self._readable()

@@ -1,12 +1,15 @@
 -- name: load
 -- All that must be known before a message is decided on: its session, the first use of its key, whether the key was
 -- stopped before its message arrived, how the session's last turn ended (turns before the last reset are not part of this
--- transcript), where the session's stops stood in their own channels (a row for each of them), and its epoch.
+-- transcript), where the session's stops stood in their own channels (a row for each of them), and its epoch (a child's
+-- events count with its home, so its session has none of its own).
 SELECT s.id, s.owner, s.generation, s.strategy, s.since, s.renewed, s.crashes, s.announced,
     (SELECT json_group_object(principal, may) FROM shares WHERE session = s.id AND may IS NOT NULL),
     k.principal, k.key, k.method, k.digest, k.run_id, k.generation, k.superseded,
     t.serial, r.outcome, r.drained, m.channel, m."by", m.at, m.stopped_at,
-    max(coalesce((SELECT epoch FROM epochs WHERE session = asked.session), 0), (SELECT value FROM facts WHERE name = 'epoch'))
+    max(coalesce((SELECT epoch FROM epochs WHERE session = asked.session),
+            (SELECT max(position) >> 32 FROM events WHERE session = asked.session), 0),
+        (SELECT value FROM facts WHERE name = 'epoch'))
 FROM (SELECT ?1 AS session, ?2 AS principal, ?3 AS key) asked
     LEFT JOIN sessions s ON s.id = asked.session
     LEFT JOIN keys k ON k.principal = asked.principal AND k.key = asked.key
