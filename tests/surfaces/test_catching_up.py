@@ -164,6 +164,11 @@ def test_a_stop_of_many_sessions_overtakes_no_event_of_theirs(tmp_path: Path) ->
     """Behind the answer to a stop of every session, no event of any of them is told as news."""
     sessions = ("a", "b", "c")
 
+    async def posts(run: Run, message: Message) -> None:
+        while True:
+            await run.post("x" * 300)
+            await asyncio.sleep(0.0005)
+
     async def main(served: Serving) -> None:
         async with await served.dial(caps=QUIET) as wire:
             listener = Listener(served, wire, "a")
@@ -173,10 +178,12 @@ def test_a_stop_of_many_sessions_overtakes_no_event_of_theirs(tmp_path: Path) ->
             await listener.fall_behind(BOUND_SECONDS)
             ack = await wire.ask("interlock.stopall")
             await eventually(lambda: not served.control.live_runs(), "the stop")
+            # The answer is in the outbox before the reader reads on.
+            await eventually(lambda: not served.connection(wire)._busy[True], "the answer")
             wire.resume()
             await wire.answer(ack)
             await wire.until(lambda: len(endings(listener.events)) == len(sessions))
             for run in runs:
                 check_ack(listener.frames, ack, run)
 
-    in_loop(main, tmp_path, talks)
+    in_loop(main, tmp_path, posts)
