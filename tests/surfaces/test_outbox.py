@@ -119,7 +119,7 @@ class Story:
                 self.dropped |= {self.number} if passing and FENCES[run].cause is not None else set()
             case ("answer", session, urgent):
                 self.number += 1
-                self.box.answer(answer(self.number), hasten=session, urgent=urgent)
+                self.box.answer(answer(self.number), hasten=[] if session is None else [session], urgent=urgent)
             case ("drop", run):
                 self.dropped |= {n for n, (whose, _, _, passing) in self.put.items() if whose == run and passing}
                 before = len(self.out)
@@ -197,7 +197,7 @@ def test_a_hastened_delta_is_dropped_too() -> None:
     """A delta that was hastened with an answer still belongs to its run: the fall of that run drops it."""
     box = box_of()
     box.put(text_item("r1", "chat", "late", 1))
-    box.answer(answer(2), hasten=session_of("r1"))
+    box.answer(answer(2), hasten=[session_of("r1")])
     FENCES["r1"].fall(CUT)
     assert [told["type"] for told in drained(box)] == ["res"]
     assert box._bytes == 0
@@ -210,7 +210,7 @@ def test_the_answer_to_a_stop_overtakes_the_others() -> None:
         box.put(text_item("r2", "chat", "y", number))
         box.put(whole_item("r2", number, passing=True))
     box.put(whole_item("r1", 200, passing=False))
-    box.answer(answer(201), hasten=session_of("r1"))
+    box.answer(answer(201), hasten=[session_of("r1")])
     told = drained(box)
     assert [each.get("last", each.get("payload", {}).get("last")) for each in told[:2]] == [200, 201]
 
@@ -358,6 +358,6 @@ def test_the_answer_to_a_message_is_not_overtaken_by_its_run() -> None:
     box.put(whole_item("r2", 1, passing=False))  # an event of another session
     box.answer(answer(2), about=session_of("r1"))
     box.put(whole_item("r1", 3, passing=False))
-    box.answer(answer(4), hasten=session_of("r1"))
+    box.answer(answer(4), hasten=[session_of("r1")])
     order = [frame.get("last", frame.get("payload", {}).get("last")) for frame in drained(box)]
     assert order == [2, 3, 4, 1]

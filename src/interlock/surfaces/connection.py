@@ -354,7 +354,7 @@ class Connection:
 
     async def _answer(self, asking: RequestContext, params: Any, begun: Answering | None, stops: bool) -> None:
         request = asking.request
-        session: SessionId | None = None
+        ended: set[SessionId] = set()
         try:
             if self._revoked and begun is None:  # the right was taken away after the request was read
                 return
@@ -362,8 +362,8 @@ class Connection:
             payload = asking.nothing(asking.told(payload))
             frame = frames.response(request.id, payload)
             receipts = _receipts_in(payload)
+            ended = {receipt.session for receipt in receipts if receipt.session is not None}
             for receipt in receipts:
-                session = receipt.session
                 if not receipt.again:
                     self._note_stop(request, receipt, asking.arrived or time.time())
             if not receipts and request.method in AUDITED:
@@ -383,7 +383,7 @@ class Connection:
         finally:
             self._busy[stops] -= 1
         about = getattr(params, "session_key", None) or getattr(params, "session", None)
-        self.outbox.answer(frame, about=about, hasten=session, urgent=stops)
+        self.outbox.answer(frame, about=about, hasten=ended, urgent=stops)
 
     def _note_stop(self, request: Request, receipt: Receipt, arrived: float) -> None:
         if receipt.aborted:

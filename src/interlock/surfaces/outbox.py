@@ -14,7 +14,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Final, Protocol
 
 from interlock.core.fence import Fence
@@ -199,27 +199,27 @@ class Outbox:
         frame: bytes,
         *,
         about: SessionId | None = None,
-        hasten: SessionId | None = None,
+        hasten: Collection[SessionId] = (),
         urgent: bool = False,
     ) -> None:
         """Add an answer.
 
         about: the session whose items the answer keeps its place among.
-        hasten: the session that a stop ended. Its waiting items move to the head of the outbox and the answer follows
-        them, so the stop overtakes every other session and its own order stays.
+        hasten: the sessions in which a stop ended runs. Their waiting items move to the head of the outbox and the
+        answer follows them, so the stop overtakes every other session and their own order stays.
         """
         if self.closed or self.overflowed:
             return
-        if hasten is not None:
-            mine = [held for held in self._held if _session_of(held) == hasten]
+        if hasten:
+            mine = [held for held in self._held if _session_of(held) in hasten]
             if mine:
-                self._held = deque(held for held in self._held if _session_of(held) != hasten)
+                self._held = deque(held for held in self._held if _session_of(held) not in hasten)
                 self._urgent.extend(mine)
                 self._growing.clear()
         if about is not None:
             self._growing.clear()
         answer = Answer(frame, about)
-        (self._urgent if urgent or hasten is not None else self._held).append(answer)
+        (self._urgent if urgent or hasten else self._held).append(answer)
         self._bytes += answer.size
         self.wake()
         if self._bytes > BUFFER_BYTES:
