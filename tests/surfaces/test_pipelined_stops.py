@@ -141,7 +141,7 @@ def test_a_stop_that_clears_the_queue_does_so_at_once(tmp_path: Path, monkeypatc
 
 
 def test_a_message_a_stop_and_a_message_in_one_batch(tmp_path: Path) -> None:
-    """In one write the stop ends the message before it, which never begins, and the message behind it runs (race 24)."""
+    """In one write the stop ends the message before it, which never begins; the message behind it runs (race 24)."""
 
     async def main(served: Serving) -> None:
         async with await served.dial(caps=QUIET) as wire:
