@@ -110,7 +110,7 @@ def check_ack(frames: list[Frame], ack: str, run: str) -> None:
 
 @pytest.mark.parametrize("store", ["memory://", "sqlite:///{}/store"])
 def test_a_stalled_watcher_catches_up(store: str, tmp_path: Path) -> None:
-    """Watchers that stall get each lasting event once, history marked, no news of a run behind its ack (race 142)."""
+    """Stalled watchers get each lasting event once, history marked, and no news of a run after its ack (race 142)."""
     behind: list[int] = []
 
     async def turn(listener: Listener, number: int, random: Random) -> None:
@@ -175,6 +175,7 @@ def test_a_stop_of_many_sessions_overtakes_no_event_of_theirs(tmp_path: Path) ->
             runs = [(await chat(wire, "talk", session, session))["runId"] for session in sessions]
             for number, session in enumerate(sessions, 1):
                 await wire.request("interlock.watch", watch=number, session=session)
+            await wire.until(lambda: {each["watch"] for each in listener.told if each.get("caught_up")} == {1, 2, 3})
             await listener.fall_behind(BOUND_SECONDS)
             ack = await wire.ask("interlock.stopall")
             await eventually(lambda: not served.control.live_runs(), "the stop")

@@ -361,3 +361,14 @@ def test_the_answer_to_a_message_is_not_overtaken_by_its_run() -> None:
     box.answer(answer(4), hasten=[session_of("r1")])
     order = [frame.get("last", frame.get("payload", {}).get("last")) for frame in drained(box)]
     assert order == [2, 3, 4, 1]
+
+
+def test_a_stop_of_two_sessions_hastens_the_events_of_both() -> None:
+    """The answer to a stop of several sessions follows what waits of each, and overtakes the others."""
+    box = box_of()
+    box.put(whole_item("r2", 1, passing=False))
+    box.answer(answer(2))
+    box.put(whole_item("r1", 3, passing=False))
+    box.answer(answer(4), hasten=[session_of("r1"), session_of("r2")])
+    order = [frame.get("last", frame.get("payload", {}).get("last")) for frame in drained(box)]
+    assert order == [1, 3, 4, 2]
