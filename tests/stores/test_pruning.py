@@ -224,7 +224,7 @@ def test_the_write_ahead_log_is_bounded(tmp_path: Path, monkeypatch: pytest.Monk
 
     def looked(at: Any) -> bool:
         copying = at._checkpoints._copying
-        return not at._due and not at.events.lasting and (copying is None or not copying.is_alive())
+        return not at._due and not at.events._lasting and (copying is None or not copying.is_alive())
 
     def wake(n: int) -> WakeRow:
         return WakeRow(id=WakeId(f"w{n % 5}"), session=S, principal=ALICE, text="x" * 10_000, since=float(n))

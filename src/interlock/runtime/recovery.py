@@ -41,7 +41,6 @@ from interlock.core.names import (
     Drain,
     Effect,
     Ending,
-    Principal,
     QuestionId,
     QuestionState,
     RunId,
@@ -180,20 +179,15 @@ class Recovery:
     async def _take_up(self, session_id: SessionId, living: dict[RunId, LiveRun]) -> None:
         """Put a session's unsettled runs back; add those that had begun to `living`, to fall as lost."""
         rows = await read(self._store.unsettled_runs(session_id))
-        known = await read(self._store.load(session_id, principal=rows[0].principal, key=None)) if rows else None
-        if known is None:
+        if not rows:
             return
         events = await whole_log(self._feed.log, session_id)
         told = Conversation()
         for event in events:
             told.take(event)
         stories = told.stories
-        with self._registry.pinned(session_id) as session, self._registry.pinned(rows[0].home or session_id) as home:
-            # A child's session counts with its home, whose epoch must be known before the first event.
-            if home is not session:
-                await self._load(home, rows[0].principal)
-                session.home = home
-            self._inbox.take_up(session, known)
+        async with self._counted(session_id, rows[0].home or session_id) as session:
+            await self._load(session)
             await self._tell_gap(session_id, events)
             began = len(living)
             for row in rows:
@@ -228,7 +222,7 @@ class Recovery:
     async def _bring_back(self, session: Session, row: RunRow, story: Story, living: dict[RunId, LiveRun]) -> LiveRun:
         """Return a run that had begun, on its seat, as the store and the log know it."""
         with self._registry.pinned(row.home or session.id) as home:
-            await self._load(home, row.principal)
+            await self._load(home)
             run = await self._live(session, row, living.get(row.parent) if row.parent is not None else None)
             run.home, run.parent_id = home, row.parent
             if run.announce is not None:
@@ -360,16 +354,16 @@ class Recovery:
         if any(each.kind in REPORTS and each.key == row.id for each in await read(self._store.runs(row.home))):
             return ()
         with self._registry.pinned(row.home) as home:
-            await self._load(home, row.principal)
+            await self._load(home)
             report = self._reporting.report_of(row, home, outcome, to=await self._agent_above(row))
             if not self._inbox.may_report(report):
                 return ()
             self._put_aside(report)
         return (report,)
 
-    async def _load(self, home: Session, by: Principal) -> None:
-        if not home.loaded:
-            self._inbox.take_up(home, await read(self._store.load(home.id, principal=by, key=None)))
+    async def _load(self, session: Session) -> None:
+        if not session.loaded:
+            self._inbox.take_up(session, await read(self._store.load(session.id, principal=LOCAL, key=None)))
 
     async def _put_back(self, row: RunRow, into: LiveRun, *, told: bool) -> None:
         """Add a message again to the waiting turn into which it was collected."""
@@ -459,13 +453,12 @@ class Recovery:
             self._insisted.append(self._endings.insist(Decision(receipts=(done,))))
 
     @contextlib.asynccontextmanager
-    async def _counted(self, session_id: SessionId, home_id: SessionId) -> AsyncGenerator[None, None]:
+    async def _counted(self, session_id: SessionId, home_id: SessionId) -> AsyncGenerator[Session, None]:
         """Keep a session and its home in memory while events are published there; its home's epoch numbers them."""
         with self._registry.pinned(session_id) as session, self._registry.pinned(home_id) as home:
-            if home is not session:
-                session.home = home
-            await self._load(home, LOCAL)
-            yield
+            session.home = None if home is session else home
+            await self._load(home)
+            yield session
 
     async def _as_told(self, receipt: Receipt) -> Receipt:
         """Return a receipt as the log has it: only there are the time of the public end and the refused effects."""

@@ -8,8 +8,7 @@
 4. A store that writes at once (`Store.append` returns True) leaves nothing to hold here.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 from interlock.core.decision import EpochRow
@@ -34,7 +33,7 @@ class Unwritten:
         # The last position that was dropped, by session.
         self._dropped: dict[SessionId, int] = {}
         # Pages that are being read, each with the events to add to it.
-        self._readings: list[tuple[SessionId, list[Event]]] = []
+        self._readings: dict[int, tuple[SessionId, list[Event]]] = {}
         store.tell_written(self.written)
 
     def append(self, event: Event, epoch: EpochRow | None = None) -> None:
@@ -55,7 +54,7 @@ class Unwritten:
             return
         self._pending.setdefault(event.session, {})[event.position] = event
         self._count += 1
-        for session, held in self._readings:
+        for session, held in self._readings.values():
             if session == event.session:
                 held.append(event)
         if over is not None:
@@ -110,28 +109,19 @@ class Unwritten:
     async def events(self, session: SessionId, *, after: int, limit: int) -> Page:
         """Return a stretch of the log, with events that are not written yet, without deltas of runs that have ended."""
         held = [event for position, event in self._pending.get(session, {}).items() if position > after]
-        with self._reading(session, held):
+        # Events that are appended while the page is read are added to it. The store may write a later event before the
+        # page's query runs; without this the page would hold that event and lack the one before it.
+        self._readings[id(held)] = session, held
+        try:
             return await self._page(session, after, limit, held)
+        finally:
+            del self._readings[id(held)]
 
     async def began(self, session: SessionId, run_id: RunId) -> int:
         """Return the position of a run's first event in a session's log; 0 if the log has none."""
         held = [event.position for event in self._pending.get(session, {}).values() if event.run_id == run_id]
         written = await self._store.began(session, run_id)
         return written or min(held, default=0)
-
-    @contextlib.contextmanager
-    def _reading(self, session: SessionId, held: list[Event]) -> Iterator[None]:
-        """Add to a page the events that are appended while it is read.
-
-        The store may write a later event before the page's query runs; without this the page would hold that event and
-        lack the one before it.
-        """
-        reading = (session, held)
-        self._readings.append(reading)
-        try:
-            yield
-        finally:
-            self._readings = [each for each in self._readings if each is not reading]
 
     async def _page(self, session: SessionId, after: int, limit: int, held: list[Event]) -> Page:
         over = dict(self._ended)

@@ -100,11 +100,6 @@ class Events:
         """Whether something waits to be written."""
         return bool(self._lasting or self._passing or self._over or self._dropped or self._epochs)
 
-    @property
-    def lasting(self) -> bool:
-        """Whether lasting events wait to be written."""
-        return bool(self._lasting)
-
     # The thread's side
 
     def take(self) -> Taken:

@@ -78,7 +78,7 @@ class Reader:
         await in_thread(lambda: self._thread.join(LAST_READ_SECONDS))
 
     def _work(self) -> None:
-        while self._wait_for_work():
+        while wait_for_work(self._wakeups, self._loop):
             while self._first or self._bulk:
                 # No answer waits for a page of a log.
                 if not self._first or len(self._answers) >= ANSWERS:
@@ -90,21 +90,11 @@ class Reader:
         if self._connection is not None:
             self._connection.close()
 
-    def _wait_for_work(self) -> bool:
-        """Wait until there is work; return False if the event loop was closed."""
-        while True:
-            with contextlib.suppress(queue.Empty):
-                self._wakeups.get(timeout=ORPHAN_SECONDS)
-                return True
-            if self._loop.is_closed():
-                return False
-
     def _read(self, asked: Asked) -> None:
         result, failure = None, None
         try:
-            if self._connection is None:
-                self._connection = connect(self._path, writes=False)
-            result = (_at_one_instant if asked.whole else _at_once)(self._connection, asked.work)
+            db = self._connection = self._connection or connect(self._path, writes=False)
+            result = _at_one_instant(db, asked.work) if asked.whole else asked.work(db)
         except Exception as error:
             failure = StoreFailed(f"the store cannot be read ({type(error).__name__}: {error}); try again later")
         self._answers.append((asked.answer, result, failure))
@@ -114,7 +104,17 @@ class Reader:
             answers, self._answers = self._answers, []
             # RuntimeError: the loop is closed, so no caller waits any more.
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(_answer_all, answers)
+                self._loop.call_soon_threadsafe(answer_all, answers)
+
+
+def wait_for_work(wakeups: queue.SimpleQueue[None], loop: asyncio.AbstractEventLoop) -> bool:
+    """Wait until there is work; return False if the event loop was closed."""
+    while True:
+        with contextlib.suppress(queue.Empty):
+            wakeups.get(timeout=ORPHAN_SECONDS)
+            return True
+        if loop.is_closed():
+            return False
 
 
 def in_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
@@ -129,7 +129,7 @@ def in_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
         except BaseException as error:
             failure = error
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(_answer_all, [(answer, result, failure)])
+            loop.call_soon_threadsafe(answer_all, [(answer, result, failure)])
 
     threading.Thread(target=run, name="interlock store", daemon=True).start()
     return answer
@@ -144,11 +144,8 @@ def _at_one_instant(connection: sqlite3.Connection, work: Callable[[sqlite3.Conn
         connection.execute("COMMIT")
 
 
-def _at_once(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
-    return work(connection)
-
-
-def _answer_all(answers: list[Answer]) -> None:
+def answer_all(answers: list[Answer]) -> None:
+    """In the loop: set the results, or the failures, of futures that still wait."""
     for answer, result, failure in answers:
         if not answer.done():
             if failure is None:

@@ -126,18 +126,21 @@ class SqliteStore(Reads):
         if self._writer is not None:
             await self._writer.close(clean=clean)
 
+    @property
+    def _writing(self) -> Writer:
+        assert self._writer is not None, "the store is not open"
+        return self._writer
+
     # Decisions
 
     def decide(self, decision: Decision) -> Ticket:
         ticket = Ticket(decision)
-        assert self._writer is not None, "the store is not open"
-        self._writer.decide(ticket)
+        self._writing.decide(ticket)
         self._arm()
         return ticket
 
     async def withdraw(self, ticket: Ticket) -> bool:
-        assert self._writer is not None, "the store is not open"
-        if self._writer.withdraw(ticket):
+        if self._writing.withdraw(ticket):
             ticket.refuse(StoreFailed("the store did not accept the write in time and never will; send it again"))
             return False
         try:
@@ -149,8 +152,7 @@ class SqliteStore(Reads):
     # Events
 
     def append(self, event: Event, epoch: EpochRow | None = None) -> bool:
-        assert self._writer is not None, "the store is not open"
-        self._writer.events.add(event, epoch)
+        self._writing.events.add(event, epoch)
         self._arm()
         return False
 
@@ -158,12 +160,10 @@ class SqliteStore(Reads):
         self._told = to
 
     def forget(self, events: Sequence[Event]) -> None:
-        assert self._writer is not None, "the store is not open"
-        self._writer.events.forget(events)
+        self._writing.events.forget(events)
 
     def drop(self, session: SessionId, events: Sequence[Event]) -> None:
-        assert self._writer is not None, "the store is not open"
-        self._writer.events.drop(session, events)
+        self._writing.events.drop(session, events)
 
     def _arm(self) -> None:
         """Start the flush timer, so that events and finished receipts are written although no caller waits for them."""
@@ -194,8 +194,6 @@ class SqliteStore(Reads):
 
     async def prune(self, *, before: float | None = None) -> Pruned:
         """Forget what is beyond the bounds, and sessions without a message since `before` (default: keep_days)."""
-        writer = self._writer
-        assert writer is not None, "the store is not open"
         # A reader of its own: a long search must not keep the reads of messages waiting.
         async with Look(self.directory) as beside:
-            return await pruning.prune(beside._ask, writer.chore, before=before, keep_days=self.keep_days)
+            return await pruning.prune(beside._ask, self._writing.chore, before=before, keep_days=self.keep_days)

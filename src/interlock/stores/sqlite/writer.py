@@ -33,7 +33,7 @@ from interlock.stores.sqlite.checkpoints import Checkpoints
 from interlock.stores.sqlite.decisions import SQL, Answer, carry_out
 from interlock.stores.sqlite.events import Events, Taken
 from interlock.stores.sqlite.faults import Replaced, identity, is_passing, of_disk, reason, unsure
-from interlock.stores.sqlite.reader import ORPHAN_SECONDS
+from interlock.stores.sqlite.reader import answer_all, wait_for_work
 
 log = logging.getLogger("interlock")
 
@@ -140,8 +140,8 @@ class Writer:
     def _work(self) -> None:
         try:
             while self._closing_at is None or self._line or self._due or self._chores:
-                # False: the loop was closed without `close`.
-                if not self._wait_for_work():
+                if not wait_for_work(self._wakeups, self._loop):
+                    self._dead = StoreFailed("the loop of this store was closed")
                     break
                 while self._step():
                     pass
@@ -151,16 +151,6 @@ class Writer:
             self._die(StoreFailed(f"the store failed ({error}); restart to go on"))
         finally:
             self._close_database()
-
-    def _wait_for_work(self) -> bool:
-        """Wait until there is work; return False if the event loop was closed."""
-        while True:
-            with contextlib.suppress(queue.Empty):
-                self._wakeups.get(timeout=ORPHAN_SECONDS)
-                return True
-            if self._loop.is_closed():
-                self._dead = StoreFailed("the loop of this store was closed")
-                return False
 
     def _step(self) -> bool:
         """Do one piece of work; return True if there may be more."""
@@ -182,14 +172,14 @@ class Writer:
     def _close_database(self) -> None:
         self._checkpoints.join()
         with contextlib.suppress(sqlite3.Error):
-            if self._dead is None and not self.events.lasting:
+            if self._dead is None and not self.events.waiting:
                 if self._clean:
                     self._execute(SQL["close_boot"])
                 self._execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         with contextlib.suppress(sqlite3.Error):
             self._connection.close()
         self._unlock()
-        self._in_loop(_finish, self._closed, None)
+        self._in_loop(answer_all, [(self._closed, None, None)])
 
     def _in_loop(self, callback: Callable[..., object], *args: Any) -> None:
         # RuntimeError: the loop is closed, so no caller waits any more.
@@ -324,7 +314,7 @@ class Writer:
         self._due = False
         self._in_loop(self._answer_tickets, [(ticket, failure) for ticket in waiting], Taken([], []))
         while self._chores:
-            self._in_loop(_fail, self._chores.popleft()[1], failure)
+            self._in_loop(answer_all, [(self._chores.popleft()[1], None, failure)])
 
     def _answer_tickets(self, answers: list[tuple[Ticket, Answer]], taken: Taken) -> None:
         """In the loop: answer tickets in the order in which they were decided."""
@@ -383,9 +373,9 @@ class Writer:
             self._rollback()
             self._die_if_unsure(error)
             failure = self._dead or StoreFailed(f"the store could not tidy up ({reason(error)})")
-            self._in_loop(_fail, done, failure)
+            self._in_loop(answer_all, [(done, None, failure)])
         else:
-            self._in_loop(_finish, done, result)
+            self._in_loop(answer_all, [(done, result, None)])
 
 
 def unhurried(decision: Decision) -> bool:
@@ -400,13 +390,3 @@ def _refused(error: Exception) -> StoreFailed:
 
 def _unfit(error: Exception) -> StoreFailed:
     return StoreFailed(f"the store cannot hold this decision ({reason(error)}); nothing was kept")
-
-
-def _fail(done: asyncio.Future[Any], failure: StoreFailed) -> None:
-    if not done.done():
-        done.set_exception(failure)
-
-
-def _finish(done: asyncio.Future[Any], result: object) -> None:
-    if not done.done():
-        done.set_result(result)
