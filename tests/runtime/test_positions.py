@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from interlock import Control, Message, Run, Settings, open_control
 from interlock.core.decision import EpochRow
 from interlock.core.events import Event
+from interlock.core.fence import Fence
 from interlock.core.names import EventKind, SessionId
 from interlock.runtime import numbers
+from interlock.runtime.feed import Sink
 from interlock.runtime.numbers import Positions
 from interlock.stores.memory import MemoryStore
 from interlock.stores.sqlite import SqliteStore
@@ -26,7 +28,7 @@ BOUND_SECONDS = 60.0
 QUICK = Settings(commit_seconds=0.2, retry_seconds=0.05, grace_seconds=0.1, drain_seconds=0.2)
 
 
-class Ear:
+class Ear(Sink):
     """Hears every event of a control; `last` has the last position heard of each session."""
 
     def __init__(self, last: dict[str, int] | None = None) -> None:
@@ -34,24 +36,19 @@ class Ear:
         self.events: list[Event] = []
         self.fallen: list[Event] = []
 
-    def put(self, event: Event) -> None:
-        # Not raised here: the feed lets a subscriber go that raises.
+    def take(self, event: Event, source: Fence | None) -> bool:
+        """Note an event, and whether its position fell. Nothing is raised: the feed lets go of a sink that raises."""
         if event.position <= self.last.get(event.session, 0):
             self.fallen.append(event)
         self.last[event.session] = event.position
         self.events.append(event)
-
-    def drop(self, run_id: Any) -> None:
-        """Keep what was heard."""
-
-    def close(self) -> None:
-        """Nothing more comes."""
+        return True
 
 
 @contextmanager
 def hearing(control: Control, last: dict[str, int] | None = None) -> Iterator[Ear]:
     """Hear a control inside the block, and check that positions rose in each session."""
-    control.feed.subscribe(None, ear := Ear(last))
+    control.feed.follow_all(ear := Ear(last))
     yield ear
     assert ear.events and ear.fallen == []
 

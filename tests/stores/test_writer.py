@@ -456,18 +456,18 @@ def test_a_page_that_is_read_while_a_run_ends_has_no_hole(tmp_path: Path) -> Non
     async def main() -> None:
         store = made(tmp_path)
         await store.open()
+        log = Unwritten(store)
         for position in range(1, 5):
-            store.append(event(position, Delta(text="x"), "speaks"))
+            log.append(event(position, Delta(text="x"), "speaks"))
         for position in range(5, 9):
-            store.append(event(position, Block(text="x"), "other"))
-        store._flush_now()
-        while store._pending_count:
+            log.append(event(position, Block(text="x"), "other"))
+        while log._count:
             await asyncio.sleep(0.01)
         with locked(tmp_path):
-            store.append(event(9, Block(text="not written"), "other"))
-            reading = asyncio.create_task(store.events(S, after=0, limit=4))
+            log.append(event(9, Block(text="not written"), "other"))
+            reading = asyncio.create_task(log.events(S, after=0, limit=4))
             await asyncio.sleep(0)
-            store.append(event(10, Ended(outcome=Outcome(run_id=RunId("speaks"), ending=Ending.STOPPED)), "speaks"))
+            log.append(event(10, Ended(outcome=Outcome(run_id=RunId("speaks"), ending=Ending.STOPPED)), "speaks"))
             page = await reading
         assert [each.position for each in page.events] == [5, 6, 7, 8]
         await store.close()
