@@ -311,12 +311,13 @@ def test_a_guest_s_arrival_is_the_guest_s_to_stop() -> None:
             sending = asyncio.create_task(control.send("s", "hello", by="bob"))
             while not await control.runs():
                 await asyncio.sleep(0)
-            in_vain = asyncio.create_task(control.stop(session="s", by="mallory"))
+            strangers = asyncio.create_task(control.stop(session="s", by="mallory"))
             await asyncio.sleep(0.1)
+            assert [run.outcome for run in control.live_runs()] == [None]
             stopping = asyncio.create_task(control.stop(session="s", by="bob"))
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.1)
             store.resume()
-            assert (await stopping).aborted and not (await in_vain).aborted
+            assert (await stopping).aborted and not (await strangers).aborted
             assert (await control.wait((await sending).run_id)).by == "bob"
 
     seeded(main, range(3))

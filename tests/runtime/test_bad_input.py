@@ -146,7 +146,7 @@ def test_a_bad_call_changes_nothing(call: str, busy: bool) -> None:
                     dict(store._marks),
                     dict(control._wakes._armed),
                     dict(known.questions),
-                    len(control._crew._tasks),
+                    [task for task in control._crew.tasks if not task.done()],
                     {name: list(log.lasting) for name, log in store._logs.items()},
                 )
 

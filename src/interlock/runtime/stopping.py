@@ -204,19 +204,20 @@ class Stopping:
         held = contextlib.ExitStack()
         session = held.enter_context(self._registry.pinned(session_id))
         held.enter_context(self._inbox.held_up(session))
+        until = self._until()
 
         async def load_and_decide() -> Receipt:
             with held:
-                await self._load(session, call.by)
+                await self._load(session, call.by, until)
                 answer = decide(session)
             return await answer()
 
         return self._own(call, load_and_decide, always=True)
 
-    async def _load(self, session: Session, by: Principal) -> None:
+    async def _load(self, session: Session, by: Principal, until: float) -> None:
         # Arrivals wait for this read. Otherwise the inbox would decide on them first, and dispatch them.
         with self._inbox.held_up(session):
-            known = await self._soon(self._store.load(session.id, principal=by, key=None), self._until())
+            known = await self._soon(self._store.load(session.id, principal=by, key=None), until)
             if known is not None:
                 self._inbox.take_up(session, known)
 
@@ -405,7 +406,7 @@ class Stopping:
 
         async def loaded(session: Session) -> Receipt:
             with self._registry.pinned(session.id):
-                await self._load(session, call.by)
+                await self._load(session, call.by, self._until())
                 return await stop()()
 
         if run is None or not self._inbox.unsure(run):
