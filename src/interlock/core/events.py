@@ -4,8 +4,8 @@
    log. The transcript is not stored: core/story.py computes it from the log, for `run.history`, `control.history` and
    every other reader. Events of the kinds `message`, `started`, `block`, `tool` and `ended` carry everything that the
    transcript needs.
-2. A position is `boot << 32 | n`: the number of this start of the server, then a counter. Positions rise within a
-   session, also across restarts; there may be holes.
+2. A position is `epoch << 32 | n`: a number that rises when the session comes into memory, then a counter. Both belong
+   to the session at the top of a tree. Positions rise within a session, also across restarts; there may be holes.
 3. A run's `ended` event is its last. `receipt`, `gap` and `correction` belong to the session and may follow it.
 4. A block holds the whole text of the deltas before it, so a log without deltas tells the same conversation. The block
    can be longer than its deltas: an agent may stream a part of its reply and then return the whole.
