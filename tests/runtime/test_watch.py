@@ -252,6 +252,8 @@ def test_a_gap_stands_where_the_events_are_missing(tmp_path: Path, monkeypatch: 
             await said.wait()
             await control.stop(session="s")
             await control.wait(sent.run_id, drained=True)
+            while control.feed.log._count:
+                await asyncio.sleep(0.01)
             said.clear()
             sent = await control.send("s", "200")
             await started(control, sent.run_id)
