@@ -1,7 +1,8 @@
 """How often control builds the receipt of a fall: whatever a receipt costs, a fall pays that many times.
 
 A receipt counts as built if a function of the package returns one that no function had returned before, on the loop's
-thread. The bench looks at every return, so it finds a receipt wherever and by whatever rule it is made.
+thread. The bench looks at every return, so it finds a receipt wherever and by whatever rule it is made. A copy with the
+same runs (an answer says besides whether the stop ended anything) is counted apart.
 """
 
 import asyncio
@@ -56,9 +57,10 @@ async def _measure(store: str, where: str, falls: int) -> list[Result]:
             with Built().counting() as built:
                 for _ in range(falls):
                     await fall(control, kind)
-            each = sum(built.by.values()) / falls
+            each = round(sum(built.by.values()) / falls, 1)
             makers = ", ".join(f"{name} {count / falls:.3g}" for name, count in built.by.most_common())
-            small = (f"inline, {falls} falls, until drained; built by {makers}",)
+            copies = f"{built.copies / falls:.3g} copies"
+            small = (f"inline, {falls} falls, until drained; built by {makers}; {copies}",)
             results.append(
                 Result(name=f"receipts built per {kind}, {store}", value=each, unit="", goal=GOAL, small=small)
             )
@@ -70,7 +72,9 @@ class Built:
 
     def __init__(self) -> None:
         self.by: Counter[str] = Counter()
+        self.copies = 0
         self._seen: dict[int, Receipt] = {}  # kept, so that no id is used twice
+        self._runs: set[int] = set()
 
     @contextmanager
     def counting(self) -> Iterator["Built"]:
@@ -84,4 +88,8 @@ class Built:
     def _look(self, frame: FrameType, event: str, value: Any) -> None:
         if event == "return" and type(value) is Receipt and id(value) not in self._seen:
             self._seen[id(value)] = value
-            self.by[frame.f_code.co_qualname] += 1
+            if id(value.runs) in self._runs:
+                self.copies += 1
+            else:
+                self._runs.add(id(value.runs))
+                self.by[frame.f_code.co_qualname] += 1
