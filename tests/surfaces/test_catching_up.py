@@ -15,7 +15,7 @@ from interlock.runtime.watch import whole_log
 from interlock.surfaces import outbox
 
 from .protocol import Frame
-from .transport import BOUND_SECONDS, QUIET, Serving, Wire, chat, endings, eventually, in_loop
+from .transport import QUIET, Serving, Wire, chat, endings, in_loop
 
 TRIALS = 24
 AT_ONCE = 4
@@ -158,33 +158,3 @@ def test_a_stalled_watcher_catches_up(store: str, tmp_path: Path) -> None:
         assert sum(behind) > TRIALS / 2, "hardly a watcher fell behind"
 
     in_loop(main, tmp_path, talks, store=store.format(tmp_path))
-
-
-def test_a_stop_of_many_sessions_overtakes_no_event_of_theirs(tmp_path: Path) -> None:
-    """Behind the answer to a stop of every session, no event of any of them is told as news."""
-    sessions = ("a", "b", "c")
-
-    async def posts(run: Run, message: Message) -> None:
-        while True:
-            await run.post("x" * 300)
-            await asyncio.sleep(0.0005)
-
-    async def main(served: Serving) -> None:
-        async with await served.dial(caps=QUIET) as wire:
-            listener = Listener(served, wire, "a")
-            runs = [(await chat(wire, "talk", session, session))["runId"] for session in sessions]
-            for number, session in enumerate(sessions, 1):
-                await wire.request("interlock.watch", watch=number, session=session)
-            await wire.until(lambda: {each["watch"] for each in listener.told if each.get("caught_up")} == {1, 2, 3})
-            await listener.fall_behind(BOUND_SECONDS)
-            ack = await wire.ask("interlock.stopall")
-            await eventually(lambda: not served.control.live_runs(), "the stop")
-            # The answer is in the outbox before the reader reads on.
-            await eventually(lambda: not served.connection(wire)._busy[True], "the answer")
-            wire.resume()
-            await wire.answer(ack)
-            await wire.until(lambda: len(endings(listener.events)) == len(sessions))
-            for run in runs:
-                check_ack(listener.frames, ack, run)
-
-    in_loop(main, tmp_path, posts)
