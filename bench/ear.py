@@ -3,10 +3,10 @@
 import asyncio
 
 from interlock import Event
+from interlock.client.door import Sink
 from interlock.core.fence import Fence
 from interlock.core.names import EventKind, RunId, SessionId
 from interlock.runtime.control import Control
-from interlock.runtime.feed import Sink
 
 
 class Ear(Sink):

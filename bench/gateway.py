@@ -1,4 +1,4 @@
-"""The cost of the gateway on the wire: takeovers, a thousand runs at once, a stalled reader, memory.
+"""The cost of the gateway on the wire: takeovers, a thousand runs at once, a stalled reader.
 
 The server is the real command, `interlock serve`, in a process of its own with SQLite (FULL). Its clients are raw
 sockets (`bench.wire`) that cut frames apart and look for bytes. No timing is left out.
@@ -33,7 +33,6 @@ def measure(scale: Scale) -> list[Result]:
         *(result for driver in DRIVERS for result in _takeovers(driver, scale)),
         *_thousand(scale),
         *_beyond(scale),
-        *_idle(scale),
     ]
 
 
@@ -70,7 +69,7 @@ def _thousand(scale: Scale) -> list[Result]:
     wrong, words = 0, f"stream {deltas} {pace}"
     with directory() as data, serve("inline", data) as served:
         ear, mouth = served.dial(), served.dial(quiet=True)
-        before, ends = _rss(served.process.pid), 0
+        before, ends = rss(served.process.pid), 0
         began = perf_counter()
         for first in range(0, RUNS, IN_FLIGHT):
             numbers = range(first, min(RUNS, first + IN_FLIGHT))
@@ -84,15 +83,15 @@ def _thousand(scale: Scale) -> list[Result]:
             )
             ends, wrong = ends + heard.count(FINAL), wrong + refused
         started = perf_counter() - began
-        at_once, peak = RUNS - ends, _rss(served.process.pid)
+        at_once, peak = RUNS - ends, rss(served.process.pid)
         while ends < RUNS and perf_counter() - began < PATIENCE_SECONDS:
             came = ear.read() if select.select((ear.socket,), (), (), 1)[0] else b""
             ends += came.count(FINAL)
-            peak = max(peak, _rss(served.process.pid))
+            peak = max(peak, rss(served.process.pid))
         took = perf_counter() - began
         read_for([ear], 1.0)
         # Every delta is told three times: as chat, as agent, and in the text of the final event.
-        said, after = ear.deltas // 3, _rss(served.process.pid)
+        said, after = ear.deltas // 3, rss(served.process.pid)
         ear.close()
         mouth.close()
     errors = wrong + (RUNS - ends) + abs(said - RUNS * deltas)
@@ -155,64 +154,10 @@ def _stalled(served: Served, number: int) -> float:
     return terminal / 1024
 
 
-# Idle
-
-
-def _idle(scale: Scale) -> list[Result]:
-    """Time how soon the demo serves, and weigh it when nothing happens."""
-    seconds, tables = [], []
-    for _ in range(scale.rounds(5, 1)):
-        with directory() as data:
-            began = perf_counter()
-            with serve("host", data, "interlock.demo:agent") as served:
-                seconds.append(perf_counter() - began)
-                time.sleep(5 * SETTLE_SECONDS)  # until a spare has been made
-                family = _family(served.process.pid)
-                tables.append([(_rss(pid), _pss(pid), _called(pid)) for pid in family])
-    last = tables[-1]
-    alone = statistics.median(table[0][0] for table in tables)
-    small = (
-        f"host, sqlite, demo; with its {len(last) - 1} processes {sum(each[0] for each in last):.0f} MiB RSS, "
-        f"{sum(each[1] for each in last):.0f} MiB PSS",
-        *(f"{name}: {rss:.0f} MiB RSS, {pss:.0f} MiB PSS" for rss, pss, name in last),
-    )
-    started = ", ".join(f"{each:.2f}" for each in seconds)
-    return [
-        Result(name="idle RSS of interlock serve, the server alone", value=alone, unit="MiB", small=small),
-        Result(
-            name="start to ready, interlock serve with the demo, median",
-            value=statistics.median(seconds),
-            unit="s",
-            small=(f"host, sqlite: {started} s",),
-        ),
-    ]
-
-
-def _family(pid: int) -> list[int]:
-    below: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            name, _, rest = stat.read_text().rpartition(")")
-            below.setdefault(int(rest.split()[1]), []).append(int(name.split()[0]))
-    found = [pid]
-    for each in found:
-        found.extend(below.get(each, ()))
-    return found
-
-
-def _field(pid: int, file: str, name: str) -> float:
+def field(pid: int, file: str, name: str) -> float:
     lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
     return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(name)), 0.0)
 
 
-def _rss(pid: int) -> float:
-    return _field(pid, "status", "VmRSS:")
-
-
-def _pss(pid: int) -> float:
-    return _field(pid, "smaps_rollup", "Pss:")
-
-
-def _called(pid: int) -> str:
-    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    return " ".join(word.decode(errors="replace")[:40] for word in words if word)[:70]
+def rss(pid: int) -> float:
+    return field(pid, "status", "VmRSS:")

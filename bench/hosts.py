@@ -23,6 +23,7 @@ from bench.result import Result
 from bench.sample import Samples, still, switches
 from bench.scale import Scale
 from interlock import Event, open_control
+from interlock.client.door import Sink
 from interlock.core.fence import Fence
 from interlock.core.names import EventKind, RunId, SessionId
 from interlock.hosts.driver import HostDriver
@@ -31,7 +32,6 @@ from interlock.hosts.turn import SETTLE_SECONDS, Host
 from interlock.processes.base import Confinement
 from interlock.processes.local import LocalProcesses
 from interlock.runtime.control import Control
-from interlock.runtime.feed import Sink
 
 PLAIN, ASSISTANT = "bench.agents:polite", "bench.assistant:assistant"
 PAUSE_SECONDS = 0.002  # before each timing, so that all of them begin from rest

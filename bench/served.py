@@ -96,7 +96,7 @@ class Served(Child):
 def process(*command: str, tree: Path = ROOT, log: int = subprocess.DEVNULL) -> "Iterator[subprocess.Popen[str]]":
     """Run a Python program with the package of this tree and the bench of ours; end it afterwards."""
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
-    with subprocess.Popen([sys.executable, *command], env=_environment(tree), text=True, **pipes) as it:
+    with subprocess.Popen([sys.executable, *command], env=environment(tree), text=True, **pipes) as it:
         try:
             yield it
         finally:
@@ -109,10 +109,13 @@ def process(*command: str, tree: Path = ROOT, log: int = subprocess.DEVNULL) -> 
                 it.kill()
 
 
-def _environment(tree: Path) -> dict[str, str]:
+def environment(tree: Path) -> dict[str, str]:
+    """Return the environment of a program with the package of this tree and the bench of ours."""
     # The package of the tree stands before the one that is installed in the environment.
     paths = [str(tree / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    # What is compiled is kept, as it is where a package is installed.
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**own, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 @contextlib.contextmanager
@@ -128,7 +131,7 @@ def serve(driver: str, data: Path, agent: str = "bench.speakers:agent", *, tree:
 
 def principals(data: Path, count: int, *, tree: Path = ROOT) -> list[str]:
     """Make principals in a data directory that is not served yet; return their tokens."""
-    command, env = [sys.executable, "-c", MAKE_PRINCIPALS, str(data), str(count)], _environment(tree)
+    command, env = [sys.executable, "-c", MAKE_PRINCIPALS, str(data), str(count)], environment(tree)
     return subprocess.check_output(command, env=env, stderr=subprocess.DEVNULL, text=True).split()
 
 

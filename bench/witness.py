@@ -4,10 +4,10 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 
 from interlock import Event
+from interlock.client.door import Sink
 from interlock.core.events import Ended, ReceiptData
 from interlock.core.fence import Fence
 from interlock.core.names import Drain, EventKind, RunId
-from interlock.runtime.feed import Sink
 
 OWN = (EventKind.MESSAGE.value, EventKind.ENDED.value)  # control's own events of a run; others are its effects
 

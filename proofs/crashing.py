@@ -26,9 +26,9 @@ from interlock.core.names import PASSING, QuestionState, SessionId
 from interlock.processes.base import Confinement, Grade, Machine
 from interlock.processes.local import LocalProcesses
 from interlock.runtime.control import Control
+from interlock.runtime.feed import whole_log
 from interlock.runtime.run import Message, Run
 from interlock.runtime.settings import Settings
-from interlock.runtime.watch import whole_log
 from interlock.stores.sqlite import SqliteStore
 from proofs.crashbook import Book
 

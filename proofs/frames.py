@@ -32,7 +32,7 @@ from websockets.exceptions import ConnectionClosed
 
 from interlock import Message, Run
 from interlock.core.errors import BadInput, InterlockError
-from interlock.surfaces import frames
+from interlock.protocol import frames
 from proofs.schedules import progress_bar
 
 CHUNK = 10_000
@@ -92,6 +92,9 @@ PARAMS: dict[str, Frame] = {
     "interlock.questions": {"session": "s"},
     "interlock.runs": {"session": "s", "tree": True, "latest": 1},
     "interlock.find": {"name": "k"},
+    "interlock.session": {"session": "s"},
+    "interlock.receipt": {"of": "f-1-1"},
+    "interlock.timeline": {"run": "r-1-1"},
     "interlock.sessions": {"limit": 3},
     "interlock.processes": {},
     "interlock.history": {"session": "s"},
@@ -102,6 +105,10 @@ PARAMS: dict[str, Frame] = {
     "interlock.unwake": {"wake": "w-1-1"},
     "interlock.wakes": {"session": "s"},
     "interlock.pair": {"name": "ann"},
+    "interlock.tokens": {},
+    "interlock.token.add": {"name": "ann", "scopes": ["write", "read"]},
+    "interlock.token.remove": {"name": "ann"},
+    "interlock.token.rotate": {},
     "interlock.overview": {},
     "interlock.stopall": {"of": "ann"},
 }
@@ -347,16 +354,8 @@ def served() -> Iterator[tuple[Wire, Path]]:
     """Serve in a process of its own for the length of a block; yield the file it logs to, too."""
     with tempfile.TemporaryDirectory() as made:
         log, data = Path(made) / "log", Path(made) / "data"
-        command = [
-            sys.executable,
-            "-m",
-            "interlock.cli",
-            "serve",
-            "proofs.frames:agent",
-            "--json",
-            "--driver",
-            "inline",
-        ]
+        interlock = [sys.executable, "-m", "interlock.cli"]
+        command = [*interlock, "serve", "proofs.frames:agent", "--json", "--driver", "inline"]
         with log.open("wb") as sink:
             process = subprocess.Popen(
                 [*command, "--port", "0", "--data", str(data), "--log-level", "warning"],
@@ -369,7 +368,9 @@ def served() -> Iterator[tuple[Wire, Path]]:
             ready = json.loads(process.stdout.readline() or "{}")
             if not ready:
                 raise RuntimeError(f"it did not serve: {log.read_text()[-2000:]}")
-            token = Path(ready["tokenFile"]).read_text().strip()
+            # A principal of its own: an input may well rotate the operator's token.
+            words = [*interlock, "token", "add", "the-fuzzer", "--scope", "admin", "--data", str(data)]
+            token = subprocess.run(words, capture_output=True, check=True, text=True).stdout.strip()
             yield Wire(ready["url"].replace("http", "ws", 1), token, process.pid), log
         finally:
             process.terminate()

@@ -40,7 +40,8 @@ from interlock.runtime.inbox import Inbox
 from interlock.runtime.live import LiveRun, Question
 from interlock.runtime.outlet import Outlet
 from interlock.runtime.registry import Registry, Session, StopCall
-from interlock.runtime.stopping import Answering, Stopping
+from interlock.runtime.run_stops import Receiving, RunStops
+from interlock.runtime.stopping import Stopping
 from interlock.testing.loop import SeededLoop
 from proofs.scenarios import play
 
@@ -237,7 +238,7 @@ class Recorder:
             (Fall, "take", self._take),
             (Stopping, "session", self._whole),
             (Stopping, "reset", self._whole),
-            (Stopping, "_end_all", self._end_all),
+            (RunStops, "_end_all", self._end_all),
             (Inbox, "_merge", self._merge),
             (Inbox, "_ripen", self._ripen),
             (Inbox, "offer", self._offer),
@@ -351,7 +352,7 @@ class Recorder:
         # The fact keeps its place, where the fall began, but tells the numbers from after the fall.
         self.facts[place] = self.facts[place]._replace(values=told)
 
-    def _whole(self, original: Callable[..., Answering], *values: Any, **options: Any) -> Answering:
+    def _whole(self, original: Callable[..., Receiving], *values: Any, **options: Any) -> Receiving:
         before = _WHOLE.set(True)
         try:
             answering = original(*values, **options)

@@ -21,11 +21,10 @@ import msgspec
 from rich.console import Console
 
 import interlock
-from interlock.core.events import Event, Tool
-from interlock.core.fence import Fence
+from interlock.client.door import Sink
+from interlock.core.events import Event, Source, Tool
 from interlock.core.names import Drain, EventKind, RunId, SessionId, ToolState
 from interlock.processes.base import Confinement, Grade
-from interlock.runtime.feed import Sink
 from proofs.schedules import progress_bar
 
 WITNESS = "INTERLOCK_STOPS_WITNESS"
@@ -120,7 +119,7 @@ class Book(Sink):
         self._told: dict[tuple[RunId, bool], asyncio.Event] = {}
         control.feed.follow(SessionId(session), self)
 
-    def take(self, event: Event, source: Fence | None) -> bool:
+    def take(self, event: Event, source: Source | None) -> bool:
         """Count an event of a run whose stop was acked; set the event of `told`."""
         if event.run_id is not None and event.kind in (EventKind.STARTED, EventKind.DELTA, EventKind.TOOL):
             self.told(event.run_id, spoken=event.kind is not EventKind.STARTED).set()

@@ -244,6 +244,7 @@ def may_import(root: Path = ROOT) -> dict[str, list[str]]:
     stack = layers(root)
     rooms = [name for layer in stack for name in layer.rooms]
     allowed: dict[str, set[str]] = {}
+    shut: dict[tuple[str, str], set[str]] = {}
     for n, layer in enumerate(stack):
         for room in layer.rooms:
             beside = () if layer.apart else layer.rooms
@@ -252,8 +253,14 @@ def may_import(root: Path = ROOT) -> dict[str, list[str]]:
         if contract["type"] == "forbidden":
             for source in map(_room, contract["source_modules"]):
                 allowed[source] -= {name for each in contract["forbidden_modules"] for name in _rooms(each, rooms)}
-        for source, _, target in (each.partition(" -> ") for each in contract.get("ignore_imports", ())):
-            allowed[_room(source)].add(target.removeprefix("interlock."))
+                for each in contract["forbidden_modules"]:
+                    room, _, file = each.removeprefix("interlock.").partition(".")
+                    if room in rooms and file:
+                        shut.setdefault((source, room), set()).add(file)
+    # A room of which only some files are forbidden: the others are named one by one.
+    for (source, room), files in shut.items():
+        here = {path.stem for path in (root / "src" / "interlock" / room).iterdir() if path.stem[0] != "_"}
+        allowed[source] = (allowed[source] - {room}) | {f"{room}.{file}" for file in here - files}
     order = {name: n for n, name in enumerate(rooms)}
     return {room: sorted(allowed[room], key=lambda name: (order[name.partition(".")[0]], name)) for room in rooms}
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 import endings
-from interlock import cli
+from interlock.cli.run import run_command
 from interlock.core.names import ENDINGS, Ending
 from interlock.core.outcome import Outcome
 from interlock.core.projection import TABLE, Projection
@@ -65,7 +65,7 @@ def test_a_command_s_help_has_the_codes_of_its_early_ends() -> None:
     """`interlock run --help` and containment.md name the exit codes of the three endings that cut a command short."""
     codes = {str(TABLE[ending].exit_code) for ending in (Ending.TIMED_OUT, Ending.STOPPED, Ending.SHUTDOWN)}
     page = (endings.ROOT / "docs" / "containment.md").read_text("utf-8")
-    for text in (cli.run_command.__doc__ or "", page.partition("| exit status |")[2].partition("\n\n")[0]):
+    for text in (run_command.__doc__ or "", page.partition("| exit status |")[2].partition("\n\n")[0]):
         assert codes <= set(re.findall(r"\b\d{3}\b", text))
 
 

@@ -12,15 +12,18 @@ import pytest
 from typer.main import get_command
 
 from interlock import Receipt, open_control
-from interlock.cli import app
+from interlock.cli.app import command_line
 from interlock.config import KINDS, Config, _value, read
-from interlock.surfaces import frames
-from interlock.surfaces.access import Scope
+from interlock.core.scopes import Scope
+from interlock.core.verbs import Measure
+from interlock.protocol import frames
 from interlock.surfaces.metrics import Meters
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-ROOMS = {"settings": "interlock.runtime.settings"}  # the other rooms are surfaces
+ROOMS = {"settings": "runtime.settings", "values": "core.values", "frames": "protocol.frames"}
+ROOMS |= {name: f"access.{name}" for name in ("audit", "failures", "pairing", "tokens")}
+ROOMS |= {name: f"surfaces.gateway.{name}" for name in ("connection", "gateway", "methods")}
 UNITS = {"KiB": 1024, "MiB": 1024**2, "s": 1}
 
 
@@ -58,7 +61,7 @@ def test_every_event_stands_in_the_page() -> None:
 def test_a_bound_in_the_page_is_the_constants(row: list[str]) -> None:
     """The figure of each bound is that of the constant beside it."""
     room, _, name = row[2].partition(".")
-    value = getattr(importlib.import_module(ROOMS.get(room, f"interlock.surfaces.{room}")), name)
+    value = getattr(importlib.import_module(f"interlock.{ROOMS.get(room, f'surfaces.{room}')}"), name)
     found = re.match(r"([\d,.]+)(?: (KiB|MiB|s)\b)?", row[1])
     assert found is not None
     assert float(found[1].replace(",", "")) * UNITS.get(found[2], 1) == value
@@ -74,7 +77,7 @@ def test_every_setting_stands_in_the_page_with_its_flag_and_default() -> None:
     """The table of settings is that of `config`, and its flags are those of `interlock serve`."""
     told = {name: (flag, default) for name, flag, default, _ in rows("setting | flag")}
     assert set(told) == set(KINDS) == set(Config.__struct_fields__)
-    serve = get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    serve = get_command(command_line()).commands["serve"]  # type: ignore[attr-defined]
     flags = {option for parameter in serve.params for option in parameter.opts if option.startswith("--")}
     assert {flag.split()[0] for flag, _ in told.values()} - {"AGENT"} == flags - {"--config"}
     plain = Config(data=Path("~/.local/state/interlock"))
@@ -91,7 +94,7 @@ def test_every_metric_stands_in_the_page() -> None:
 
     async def names() -> set[str]:
         async with open_control("interlock.demo:agent") as control:
-            text = Meters(control).text().decode()
+            text = Meters().text(await control.ask(Measure())).decode()
         return set(re.findall(r"^# TYPE (\w+?)(?:_created)? ", text, re.MULTILINE))
 
     told = {name for name, _, _ in rows("metric")}
@@ -165,7 +168,7 @@ def test_every_command_in_the_pages_exists(page: Path) -> None:
         if words[0] == "make" and len(words) > 1:
             assert words[1] in targets, code
         if words[0] == "interlock" and len(words) > 1:
-            command = get_command(app)
+            command = get_command(command_line())
             for word in words[1:]:
                 command = getattr(command, "commands", {}).get(word, command)
             known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}

@@ -16,9 +16,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "interlock"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-CORE_LINES = 1_580  # lines of code, as cloc counts: no blank, comment or docstring, nor the tables of words
+CORE_LINES = 1_950  # lines of code, as cloc counts: no blank, comment or docstring, nor the tables of words
 TABLES = PACKAGE / "core" / "vocabulary.py"
-SOURCE_LINES = 25_600
+SOURCE_LINES = 26_200
 CONTRIBUTING_LINES = 80
 
 

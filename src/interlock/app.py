@@ -9,7 +9,9 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,6 +19,7 @@ import msgspec
 from interlock.config import Config
 from interlock.core.errors import BadInput
 from interlock.core.names import Strategy
+from interlock.core.values import name_of, seconds_of, strategy_of
 from interlock.hosts.driver import HostDriver
 from interlock.hosts.finding import find_agent
 from interlock.hosts.forked import ForkedHosts
@@ -29,15 +32,13 @@ from interlock.runtime.inline import Threads
 from interlock.runtime.port import InlineDriver
 from interlock.runtime.run import Agent
 from interlock.runtime.settings import SERVED, Settings
-from interlock.runtime.values import name_of, seconds_of, strategy_of
 from interlock.stores.base import Store
-from interlock.stores.memory import MemoryStore
-from interlock.stores.sqlite import SqliteStore
 
 if TYPE_CHECKING:
-    from interlock.surfaces.gateway import Gateway
+    from interlock.surfaces.gateway.gateway import Gateway
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+YOUNG_OBJECTS = 5_000  # made before they are collected
 SQLITE = "sqlite:///"  # followed by a path: sqlite:///here is relative, sqlite:////var/lib/there absolute
 
 
@@ -94,12 +95,12 @@ async def open_control(
         queue_limit=seconds_of(queue_limit if queue_limit is not None else base.queue_limit, "queue_limit", None),
     )
     policy = Policy(approval)
-    opened = _store(store)
     kept = processes if processes is not None else LocalProcesses(confinement)
     driving = _driver(driver, agent, agents or {}, threads, kept)
     try:
         # The driver opens before the store: an agent that cannot be imported must leave no boot in the store.
         await driving.open()
+        opened = _store(store)
         boot = await opened.open()
     except BaseException:
         await driving.close()
@@ -130,8 +131,12 @@ async def open_control(
 
 def _store(store: str | Store) -> Store:
     if store == "memory://":
+        from interlock.stores.memory import MemoryStore  # noqa: PLC0415 - a program has one of the two
+
         return MemoryStore()
     if isinstance(store, str) and store.startswith(SQLITE) and len(store) > len(SQLITE):
+        from interlock.stores.sqlite import SqliteStore  # noqa: PLC0415
+
         return SqliteStore(store.removeprefix(SQLITE))
     if isinstance(store, str) or not hasattr(store, "decide"):
         raise BadInput(f"no store {store!r}; use memory://, sqlite:///DIR, or a store object")
@@ -191,8 +196,9 @@ def asgi(
     loopback are refused unless they are named. `name` is what people call the agent, so that STOP NAME is a stop.
     `stop_words` are further messages that stop.
     """
-    from interlock.surfaces.access import Access, Audit  # noqa: PLC0415 - needs the extra `serve`
-    from interlock.surfaces.gateway import Gateway  # noqa: PLC0415
+    from interlock.access.audit import Audit  # noqa: PLC0415 - needs the extra `serve`
+    from interlock.access.tokens import Access  # noqa: PLC0415
+    from interlock.surfaces.gateway.gateway import Gateway  # noqa: PLC0415
 
     access = Access(Path(data))
     access.open()
@@ -222,8 +228,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag_field
 
 async def serve(config: Config, ready: Callable[[Ready], None]) -> None:
     """Serve an agent until a signal comes, and then end every run as `shutdown`; a second signal exits at once."""
-    from interlock.surfaces import server  # noqa: PLC0415
-    from interlock.surfaces.access import OPERATOR  # noqa: PLC0415
+    from interlock.access.rows import OPERATOR  # noqa: PLC0415
+    from interlock.surfaces.listener import listen, url_of  # noqa: PLC0415
 
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -231,7 +237,9 @@ async def serve(config: Config, ready: Callable[[Ready], None]) -> None:
     # could not handle a signal.
     for number in ENDING:
         signal.signal(number, lambda number, _: os._exit(128 + number))
-    listener = server.listen(config.host, config.port)
+    listener = listen(config.host, config.port)
+    # The server is imported while the zygote starts: each takes a tenth of a second.
+    importing = loop.run_in_executor(None, _import_server)
     settings = Settings(drain_seconds=config.drain_seconds, grace_seconds=min(2.0, config.drain_seconds))
     confinement = Confinement(agent_user=config.agent_user, environment=(*ENVIRONMENT, *config.environment))
     processes = LocalProcesses(confinement, subreaper=True)
@@ -251,10 +259,11 @@ async def serve(config: Config, ready: Callable[[Ready], None]) -> None:
         processes=processes,
     )
     async with opened as control:
+        server = await importing
         for number in ENDING:
             loop.add_signal_handler(number, _end, number, asked)
         # Our own address with its port: a page from another port belongs to another program.
-        here = () if config.host in ("0.0.0.0", "::") else (server.url_of(listener).partition("//")[2],)
+        here = () if config.host in ("0.0.0.0", "::") else (url_of(listener).partition("//")[2],)
         hosts = (*config.allow_hosts, *here)
         gateway = asgi(
             control,
@@ -264,16 +273,18 @@ async def serve(config: Config, ready: Callable[[Ready], None]) -> None:
             name=config.name or config.agent.rpartition(":")[2],
             stop_words=config.stop_words,
         )
-        url, code = server.url_of(listener), gateway.pair(OPERATOR, ())
+        url, code = url_of(listener), gateway.pair(OPERATOR, ())
         page = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+        gateway.access.disk.tell_url(page)
         token_file, grade = str(gateway.access.token), await control.grade()
         served = Ready(url=url, page=f"{page}/#pair={code}", token_file=token_file, grade=grade)
 
         def started() -> None:
             # Everything imported and made so far stays: a full collection that went through it would hold the loop for
             # tens of milliseconds. An embedder's objects are not ours to freeze, so this is done here alone.
-            gc.collect()
             gc.freeze()
+            # Most objects of a run die with it. A collection every 700 objects, as is usual, would look at them before.
+            gc.set_threshold(YOUNG_OBJECTS, 10, 10)
             ready(served)
 
         over = asyncio.Event()
@@ -287,6 +298,12 @@ async def serve(config: Config, ready: Callable[[Ready], None]) -> None:
         # If the bound has passed, what is left ends with this process.
         if not closing.done():
             os._exit(1)
+
+
+def _import_server() -> ModuleType:
+    import_module("interlock.stores.sqlite")
+    import_module("anyio._backends._asyncio")  # anyio itself imports it at its first use, which would be the recovery's
+    return import_module("interlock.surfaces.server")
 
 
 def _end(number: int, asked: asyncio.Event) -> None:

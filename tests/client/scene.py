@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from interlock.client.socket import connect
+
 ROOT = Path(__file__).parent.parent.parent
 BOUND_SECONDS = 60.0
 T = TypeVar("T")
@@ -48,6 +50,15 @@ class Served:
         self.url: str = json.loads(line)["url"]
         self.port = int(self.url.rpartition(":")[2])
         self.token = (data / "token").read_text("ascii").strip()
+
+    def add(self, name: str, scope: str) -> str:
+        """Make a principal; return its token."""
+
+        async def adding() -> str:
+            async with connect(self.url, self.token) as operator:
+                return (await operator.add_token(name, [scope])).token
+
+        return play(adding())
 
     def send(self, number: signal.Signals) -> None:
         """Send the server a signal."""

@@ -27,10 +27,9 @@ from interlock import (
     events,
 )
 from interlock.client import Client, connect
-from interlock.client.client import Seen
+from interlock.client.listening import Seen
 from interlock.core.lifecycle import State
 from interlock.core.names import Drain, Principal, QuestionState, RunId, SessionId
-from interlock.surfaces.access import Access, Scope
 
 
 def text_of(told: list[events.Event]) -> str:
@@ -419,7 +418,7 @@ async def _last(client: Client, run_id: str) -> events.Event:
 
 def test_a_slow_watcher_holds_up_nobody(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """A watcher that does not read delays no verb and holds little; once it reads, it gets every event."""
-    monkeypatch.setattr("interlock.client.feed.WATCH_EVENTS", 8)
+    monkeypatch.setattr("interlock.client.watch.WATCH_EVENTS", 8)
 
     async def scene() -> None:
         async with connect(served.url, served.token) as client:
@@ -473,7 +472,7 @@ def test_a_session_by_another_name_counts_as_newer(served: Served, other: str) -
 
 def test_a_session_is_shared_and_taken_back(served: Served) -> None:
     """A guest reads or writes by the owner's name for the session; a watch and a wait end with the share."""
-    token = Access(served.data).add("guest", [Scope.WRITE])
+    token = served.add("guest", "write")
 
     async def scene() -> None:
         async with connect(served.url, served.token) as owner, connect(served.url, token) as guest:
@@ -581,7 +580,7 @@ def test_a_server_that_was_killed_and_came_back(tmp_path: Path) -> None:
                     break
             assert in_order(told) and isinstance(told[-1].data, events.Ended)
             assert told[-1].data.outcome.ending is Ending.LOST
-            Access(server.data).rotate()
+            await client.rotate_token()
             assert events.Gap in {type(event.data) for event in told}, "what was said and not kept is a gap"
             assert (await client.wait(sent.run_id)).ending is Ending.LOST
             assert (await client.send("killed", "hang so far", key="killed-1")).run_id == sent.run_id

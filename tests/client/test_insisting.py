@@ -11,10 +11,12 @@ import pytest
 from client.scene import play
 from interlock import Ending, MemoryStore, Message, Run, Settings, Unavailable, asgi, open_control
 from interlock.client import Client, connect
+from interlock.core.answers import Figures
 from interlock.core.decision import Decision
 from interlock.core.projection import client_words
 from interlock.stores.base import Ticket
-from interlock.surfaces.server import listen, serve, url_of
+from interlock.surfaces.listener import listen, url_of
+from interlock.surfaces.server import serve
 
 SETTINGS = Settings(commit_seconds=0.2, retry_seconds=0.1)
 
@@ -78,7 +80,7 @@ def test_a_message_gets_in_once_the_store_breathes(tmp_path: Path) -> None:
             sent = await sending
             assert (await client.wait(sent.run_id)).text == "heard hello"
             assert [info.text for info in await client.runs("s")] == ["wait", "hello"]
-            assert b"interlock_unkept_takeovers_total 1.0" in gateway.meters.text()  # type: ignore[attr-defined]
+            assert b"interlock_unkept_takeovers_total 1.0" in gateway.meters.text(Figures(grade="", queued=0))  # type: ignore[attr-defined]
 
     play(main())
 

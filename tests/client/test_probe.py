@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -19,14 +20,14 @@ import pytest
 from websockets.sync.server import ServerConnection, serve
 
 from client.leaky import BOUND_SECONDS, LATE, Leaky, until
-from interlock.cli import app
+from interlock.cli.app import command_line
 from interlock.client import connection
 from interlock.client.probe import scenes
 from interlock.client.probe.scenes import SCENES, TOOK_OVER, WENT_ON
 from interlock.client.probe.verdict import Take, row_of
 from interlock.client.probe.words import KIND_OF, Kind, of_abort, of_chat, of_lifecycle, of_wait
+from interlock.client.socket import connect
 from interlock.core.projection import TABLE
-from interlock.surfaces.access import Access, Scope
 from surfaces.scene import Served, served
 
 pytestmark = pytest.mark.long
@@ -59,7 +60,7 @@ class Probe:
     def __call__(self, url: str, *words: str) -> Said:
         """Probe once."""
         self._capsys.readouterr()
-        code = app(["probe", url, *words], prog_name="interlock", standalone_mode=False)
+        code = command_line("probe")(["probe", url, *words], prog_name="interlock", standalone_mode=False)
         return Said(code, *self._capsys.readouterr())
 
     def leaky(self, *faults: str, scenes: tuple[str, ...] = (), times: int = 2, more: tuple[str, ...] = ()) -> Said:
@@ -349,19 +350,28 @@ def _bare(text: str) -> list[str]:
     return re.findall(r"[^\s\d.,│┃┡┩┏┓┗┛└┘├┤┬┴┼━─╇╈┳]+", text)
 
 
+def add(server: Served, name: str, scope: str) -> str:
+    """Make a principal; return its token."""
+
+    async def adding() -> str:
+        async with connect(server.ready["url"], server.token) as operator:
+            return (await operator.add_token(name, [scope])).token
+
+    return asyncio.run(adding())
+
+
 def test_a_token_that_only_reads_is_refused_in_a_line(
     demo: Served, probe: Probe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A token that may only read is refused in one line; a token that may write is enough."""
-    access = Access(demo.data)
-    monkeypatch.setenv("INTERLOCK_TOKEN", access.add("reader", [Scope.READ]))
+    monkeypatch.setenv("INTERLOCK_TOKEN", add(demo, "reader", "read"))
     said = probe(demo.url, "--scene", "ack-gap", "--times", "1")
     assert (said.code, said.out, len(said.err.splitlines())) == (2, "", 1)
     assert "this token may not send messages (it has operator.read); set INTERLOCK_TOKEN to one that may" in said.err
-    monkeypatch.setenv("INTERLOCK_TOKEN", access.add("approver", [Scope.APPROVE]))
+    monkeypatch.setenv("INTERLOCK_TOKEN", add(demo, "approver", "approve"))
     said = probe(demo.url, "--scene", "ack-gap", "--times", "1")
     assert (said.code, said.out, len(said.err.splitlines())) == (2, "", 1)
-    monkeypatch.setenv("INTERLOCK_TOKEN", access.add("writer", [Scope.WRITE]))
+    monkeypatch.setenv("INTERLOCK_TOKEN", add(demo, "writer", "write"))
     said = probe(demo.url, "--scene", "ack-gap", "--times", "1", "--listen", "200ms", "--json")
     assert said.code == 0 and good(said.row("ack-gap"))
     monkeypatch.setenv("INTERLOCK_TOKEN", "wrong-token")

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 from tests.contracts.rows import ALICE, BOB, S, child, ended, outcome, play, receipt, row, session
 
+from interlock.core.answers import SessionInfo
 from interlock.core.decision import Decision, RunRow, ShareRow
 from interlock.core.names import Ending, May, RunId, SessionId
 from interlock.core.outcome import Outcome
-from interlock.stores.base import SessionInfo
 
 
 def test_a_receipt_is_found_by_its_id_and_by_its_runs(kit: Any) -> None:

@@ -31,7 +31,7 @@ TICK_SECONDS = 1.5
 
 # The server is the real command, only with faster ticks: the default would make a test wait for half a minute.
 SERVE = f"""
-from interlock.surfaces import frames
+from interlock.protocol import frames
 frames.TICK_SECONDS = {TICK_SECONDS}
 from interlock.cli import main
 main()

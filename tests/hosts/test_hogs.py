@@ -30,9 +30,10 @@ from interlock import (
     ToolState,
     open_control,
 )
+from interlock.core.answers import HostsInfo
 from interlock.core.names import BodyState
 from interlock.hosts import turn
-from interlock.hosts.driver import HostDriver, HostsInfo
+from interlock.hosts.driver import HostDriver
 from interlock.hosts.turn import SETTLE_SECONDS
 from interlock.processes import kernel
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from interlock import Ending
-from interlock.client.lines import proof
+from interlock.cli.printing import proof
 from interlock.processes import kernel
 
 from .test_hogs import Act, Stage, Theatre, living, nothing_acts, theatre, there, unhurried, until

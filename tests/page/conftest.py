@@ -1,13 +1,14 @@
 """Chromium and a server that all tests of the page share; each test has a browser context of its own."""
 
 import os
+import subprocess
 from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from interlock.surfaces.access import Access, Scope
 from page.scene import Person, Visit, launch, missing, serve
+from surfaces.raw import INTERLOCK
 from surfaces.scene import Served
 
 
@@ -33,7 +34,8 @@ def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """Yield a server for all tests that leave it alive; ann and bob have tokens of their own."""
     data = tmp_path_factory.mktemp("page") / "data"
     for name in ("ann", "bob"):
-        Access(data).add(name, [Scope.WRITE, Scope.APPROVE])
+        words = [str(INTERLOCK), "token", "add", name, "--scope", "write,approve", "--data", str(data)]
+        subprocess.run(words, check=True, capture_output=True)
     serving = serve(data, "--name", "OpenClaw")
     yield serving
     serving.close()

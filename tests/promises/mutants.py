@@ -36,7 +36,7 @@ ZYGOTE = "hosts/test_zygote.py"
 LIMITS, LISTS = "runtime/test_child_limits.py", "surfaces/test_task_lists.py"
 HEARING, ANNOUNCED = "contracts/test_hearing.py", "runtime/test_announcements.py"
 LINES, REMOTE = "surfaces/test_lines.py", "surfaces/test_remote_current.py"
-BEHIND = "surfaces/test_catching_up.py"
+BEHIND, TOKENS = "surfaces/test_catching_up.py", "surfaces/test_token_changes.py"
 BESIDE = (  # bugs of rules that are no row of the table
     ("unit/host-tool-not-killed", ("hosts/test_hogs.py", "test_a_tool_at_work_is_killed_at_once")),
     ("unit/guest-s-child-gets-in", (ANNOUNCED, "test_a_guest_s_child_does_not_get_into_the_owner_s_turn")),
@@ -88,6 +88,13 @@ BESIDE = (  # bugs of rules that are no row of the table
     ("unit/outdated-client-served", ("surfaces/test_outdated.py", "test_an_outdated_client_can_only_stop")),
     ("unit/spawn-beside-the-old", ("runtime/test_spawn.py", "test_the_first_spawn_waits_for_the_processes_before")),
     ("unit/read-before-the-removal", (TRANSPORT, "test_what_a_removed_token_has_asked_is_not_begun")),
+    ("unit/read-before-the-removal", (TOKENS, "test_a_request_of_two_steps_is_not_carried_on")),
+    ("unit/answers-outlive-their-token", (TOKENS, "test_what_waits_for_a_removed_token_is_not_sent")),
+    ("unit/removal-waits-for-the-disk", (TOKENS, "test_a_token_ends_though_the_disk_does_not_answer")),
+    (
+        "unit/removed-token-comes-back",
+        ("access/test_rows.py", "test_kill_9_at_every_step_leaves_the_old_or_the_new"),
+    ),
     ("unit/bare-names-are-everybodys", (RIGHTS, "test_the_main_of_two_people_are_two_sessions")),
     ("unit/tree-killed-one-by-one", ("processes/test_bombs.py", "test_a_fork_bomb_is_ended")),
     ("unit/pipe-kept-for-a-reader", (DESCRIPTORS, "test_stops_amid_lines_that_are_not_read_leak_nothing")),

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from interlock import Control, Event, MemoryStore, Message, Outcome, Run, Sent, Settings, Unavailable
+from interlock.client.door import Sink as FeedSink
 from interlock.core.decision import Decision
 from interlock.core.events import Ended
 from interlock.core.fence import Fence
 from interlock.core.names import EventKind, SessionId
-from interlock.runtime.feed import Sink as FeedSink
 from interlock.stores.base import Ticket
 from interlock.testing.loop import SeededLoop, run_seeded
 

@@ -9,10 +9,13 @@ import anyio
 import pytest
 
 from interlock import Control, Event, Message, Run, open_control
+from interlock.client.door import Sink
 from interlock.core.authority import Authority
 from interlock.core.fence import Fence
 from interlock.core.names import EventKind, Principal, QuestionState
-from interlock.runtime.feed import Feed, Listening, Sink
+from interlock.core.verbs import Stop
+from interlock.runtime.feed import Feed
+from interlock.runtime.following import Listening
 from interlock.stores.sqlite import SqliteStore
 
 from .scene import forgotten, seeded
@@ -181,8 +184,8 @@ def test_a_fall_asks_nothing_of_those_who_do_not_follow(monkeypatch: pytest.Monk
                 counted(patch, Sink, "fell", fell)
                 counted(patch, Listening, "fell", fell)
                 counted(patch, Feed, "sees", asked)
-                stop = control.begin_stop(run=sent.run_id, by="ann")
+                stop = control.ask(Stop(run=sent.run_id), by="ann")
                 assert len(fell) == 2 and asked == []
-            assert (await stop()).aborted
+            assert (await stop).aborted
 
     seeded(main, range(2))

@@ -313,7 +313,7 @@ def test_a_guest_s_arrival_is_the_guest_s_to_stop() -> None:
                 await asyncio.sleep(0)
             strangers = asyncio.create_task(control.stop(session="s", by="mallory"))
             await asyncio.sleep(0.1)
-            assert [run.outcome for run in control.live_runs()] == [None]
+            assert [run.outcome for run in await control.runs()] == [None]
             stopping = asyncio.create_task(control.stop(session="s", by="bob"))
             await asyncio.sleep(0.1)
             store.resume()

@@ -9,10 +9,10 @@ import anyio
 import pytest
 
 from interlock import BadInput, Control, Ending, Event, MemoryStore, Message, Run, Unavailable, open_control
+from interlock.client.door import Sink
 from interlock.core.decision import Decision
 from interlock.core.fence import Fence
 from interlock.core.names import EventKind, RunId
-from interlock.runtime.feed import Sink
 from interlock.stores.base import Ticket
 
 from .scene import echoes, idles, mumbles, raises, seeded, started, told

@@ -7,10 +7,11 @@ from random import Random
 import pytest
 
 from interlock import Control, Event, InterlockError, Message, Run, Unknown, open_control
+from interlock.client.door import Sink, is_over
 from interlock.core.fence import Fence
 from interlock.core.names import PASSING, EventKind
-from interlock.runtime import feed as feeds
-from interlock.runtime.feed import Listening, Sink, is_over
+from interlock.runtime import following
+from interlock.runtime.following import Listening
 
 from .scene import Sink as Everything
 from .scene import seeded
@@ -116,8 +117,8 @@ def check(slow: Slow, after: int, until: int, published: list[Event]) -> None:
 
 def test_sinks_of_every_speed_hear_what_was_published(monkeypatch: pytest.MonkeyPatch) -> None:
     """With random publications, stalls, closes and lost rights every sink agrees with the model (races 10, 99, 142)."""
-    monkeypatch.setattr(feeds, "WATCH_EVENTS", 3)
-    monkeypatch.setattr(feeds, "PAGE_EVENTS", 4)
+    monkeypatch.setattr(following, "WATCH_EVENTS", 3)
+    monkeypatch.setattr(following, "PAGE_EVENTS", 4)
     refused, lost = [], []
 
     def play(seed: int) -> None:

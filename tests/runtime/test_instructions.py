@@ -8,7 +8,7 @@ import pytest
 
 from interlock import Control, Ending, KeyConflict, Message, Run, Settings, open_control
 from interlock.core.errors import BadInput
-from interlock.runtime.settings import INSTRUCTION_BYTES
+from interlock.core.values import INSTRUCTION_BYTES
 
 from .lives import Place
 from .scene import seeded, started

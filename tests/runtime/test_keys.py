@@ -17,12 +17,12 @@ from interlock import (
     Unavailable,
     open_control,
 )
+from interlock.client.door import Sink
 from interlock.core.decision import Decision, KeyRow
 from interlock.core.fence import Fence
 from interlock.core.lifecycle import State
 from interlock.core.names import SessionId
 from interlock.runtime import registry
-from interlock.runtime.feed import Sink
 
 from .scene import BRIEF, at_once, echoes, idles, kinds, log_of, seeded, started
 

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlock import Control, Message, Run, Settings, open_control
+from interlock.client.door import Sink
 from interlock.core.decision import EpochRow
 from interlock.core.events import Event
 from interlock.core.fence import Fence
 from interlock.core.names import EventKind, SessionId
 from interlock.runtime import numbers
-from interlock.runtime.feed import Sink
 from interlock.runtime.numbers import Positions
 from interlock.stores.memory import MemoryStore
 from interlock.stores.sqlite import SqliteStore

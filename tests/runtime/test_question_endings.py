@@ -21,11 +21,11 @@ from interlock import (
     open_control,
     tool,
 )
+from interlock.client.door import Sink
 from interlock.core.events import QuestionData
 from interlock.core.fence import Fence
 from interlock.core.names import Effect, EventKind
 from interlock.core.outcome import Cause
-from interlock.runtime.feed import Sink
 
 from .asking import ANSWERED, MANY, OPEN, VOID, asked_states, guarded, question_of, tried
 from .scene import at_once, idles, kinds, log_of, raises, seeded, started, swallowed, told

@@ -23,6 +23,7 @@ from interlock import (
     open_control,
 )
 from interlock.core.names import EventKind, SessionId
+from interlock.core.verbs import Reset, Send
 from interlock.stores.sqlite import SqliteStore
 
 from .scene import QUICK, answers, at_once, echoes, forgotten, idles, log_of, now, seeded, started, told
@@ -276,12 +277,12 @@ def test_a_message_right_behind_a_reset_of_a_stored_session(key: str | None, tmp
         async with open_control(agent, store=SqliteStore(tmp_path)) as control:
             await said(control, "before")
             await forgotten(control)
-            earlier = control.begin_send("s", "long")
-            resetting = control.begin_reset("s", key=key)
-            later = control.begin_send("s", "after")
-            assert (await control.wait((await earlier()).run_id)).ending is Ending.STOPPED
-            assert (await control.wait((await later()).run_id)).ending is Ending.COMPLETED
-            assert (await resetting()).aborted
+            earlier = control.ask(Send(session="s", text="long"))
+            resetting = control.ask(Reset(session="s", key=key))
+            later = control.ask(Send(session="s", text="after"))
+            assert (await control.wait((await earlier).run_id)).ending is Ending.STOPPED
+            assert (await control.wait((await later).run_id)).ending is Ending.COMPLETED
+            assert (await resetting).aborted
             assert agent.fresh("after")
             assert [entry.text for entry in await control.history("s")] == ["after", "done"]
 
@@ -295,7 +296,7 @@ def test_a_reset_that_nobody_waits_for() -> None:
         async with open_control(Memory()) as control:
             await said(control, "before")
             await forgotten(control)
-            control.begin_reset("s")
+            control.ask(Reset(session="s"))
             await asyncio.sleep(0.01)
             await forgotten(control)
             assert await control.history("s") == []

@@ -18,12 +18,12 @@ from interlock import (
     Unknown,
     open_control,
 )
+from interlock.client.door import Sink as FeedSink
 from interlock.core.errors import InterlockError
 from interlock.core.events import Delta
 from interlock.core.fence import Fence
 from interlock.core.names import SessionId
 from interlock.runtime import registry
-from interlock.runtime.feed import Sink as FeedSink
 
 from .scene import echoes, idles, kinds, log_of, seeded, started, told
 
@@ -32,7 +32,9 @@ EVERYONE = ("local", "alice", "bob", "carol", "eve", "root", "mallory")
 
 def sees(control: Control, by: str, event: Event) -> bool:
     """Whether somebody may see an event now."""
-    return control.sees(by, event.session, event.run_id, question=event.kind is EventKind.QUESTION)
+    live = control._registry.runs.get(event.run_id)
+    principal = None if live is None else live.principal
+    return control.feed.sees(by, event.session, principal, question=event.kind is EventKind.QUESTION)
 
 
 class Sink(FeedSink):

@@ -23,9 +23,9 @@ from interlock import (
     Unknown,
     open_control,
 )
+from interlock.client.watch import Watch
 from interlock.core.names import May, Principal
 from interlock.runtime.settings import SHARES
-from interlock.runtime.watch import Watch
 from interlock.stores.base import StoreFailed
 from interlock.stores.sqlite import SqliteStore
 

@@ -10,6 +10,7 @@ from interlock import Ending, MemoryStore, Message, Receipt, Run, Stale, open_co
 from interlock.core.events import ReceiptData
 from interlock.core.names import EventKind
 from interlock.core.projection import agent_wait, chat_event
+from interlock.core.verbs import Send, Stop
 
 from .scene import (
     answers,
@@ -616,10 +617,10 @@ def test_a_stop_that_nobody_waits_for_ends_an_arrival_of_another() -> None:
             await control.stop(session="s", by="alice")
             await control.wait(sent.run_id, drained=True, by="alice")
             await forgotten(control)
-            arriving = control.begin_send("s", "hello", by="bob")
-            control.begin_stop(session="s", by="alice")
-            behind = control.begin_send("s", "more", by="alice")
-            first, second = await arriving(), await behind()
+            arriving = control.ask(Send(session="s", text="hello"), by="bob")
+            control.ask(Stop(session="s"), by="alice")
+            behind = control.ask(Send(session="s", text="more"), by="alice")
+            first, second = await arriving, await behind
             assert (await control.wait(first.run_id, by="alice")).ending is Ending.STOPPED
             await started(control, second.run_id)
             assert (await control.stop(session="s", by="alice")).aborted

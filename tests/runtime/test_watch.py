@@ -169,7 +169,7 @@ def test_deltas_of_a_completed_run_may_still_be_read() -> None:
 
 def test_a_slow_watcher_falls_back_on_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """A watcher that does not read has a bounded buffer; when it reads again it misses nothing that lasts (race 97)."""
-    monkeypatch.setattr("interlock.runtime.watch.WATCH_EVENTS", 8)
+    monkeypatch.setattr("interlock.client.watch.WATCH_EVENTS", 8)
 
     async def agent(run: Run, message: Message) -> None:
         for n in range(40):
@@ -195,7 +195,7 @@ def test_a_slow_watcher_falls_back_on_the_log(monkeypatch: pytest.MonkeyPatch) -
 
 def test_long_logs_are_read_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replay of a log longer than a page is complete and in order, and so is the history."""
-    monkeypatch.setattr("interlock.runtime.watch.PAGE_EVENTS", 4)
+    monkeypatch.setattr("interlock.runtime.following.PAGE_EVENTS", 4)
 
     async def agent(run: Run, message: Message) -> None:
         for n in range(21):

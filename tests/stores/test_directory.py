@@ -20,8 +20,8 @@ import pytest
 
 import interlock
 from interlock import BadInput, open_control
+from interlock.cli.prune import forget
 from interlock.core.names import RunId
-from interlock.look.forgetting import forget
 from interlock.runtime import control as controls
 from interlock.runtime.unwritten import Unwritten
 from interlock.stores.base import StoreFailed, Unsure

@@ -27,11 +27,11 @@ from proofs import disk, strace
 from proofs.strace import Script, State, done, play, read
 
 from interlock import Message, Run, Settings, Unavailable, open_control
+from interlock.core.answers import Sent
 from interlock.core.decision import Decision
 from interlock.core.events import Delta, Event
 from interlock.core.names import Ending, RunId, SessionId
 from interlock.runtime.control import Control
-from interlock.runtime.live import Sent
 from interlock.stores.base import StoreFailed, Ticket
 from interlock.stores.sqlite import SqliteStore, checkpoints
 

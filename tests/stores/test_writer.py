@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from interlock import Ending, Message, Run, open_control
-from interlock.core.decision import Decision
+from interlock.core.decision import Decision, SessionRow
 from interlock.core.events import Block, Delta, Ended, Event, MessageData
 from interlock.core.names import RunId, SessionId
 from interlock.core.outcome import Outcome
@@ -28,6 +29,7 @@ from interlock.stores.sqlite import SqliteStore, events, writer
 from .scene import (
     ALICE,
     BOUND_SECONDS,
+    MALLORY,
     QUICK,
     SECONDS,
     S,
@@ -249,6 +251,60 @@ def test_many_decisions_share_an_fsync(tmp_path: Path) -> None:
     assert 50 <= alone <= 55
 
 
+def test_a_statement_writes_the_rows_of_many_decisions(tmp_path: Path) -> None:
+    """Decisions about different sessions share their statements, and each has a verdict of its own."""
+
+    async def main() -> None:
+        store = made(tmp_path)
+        await store.open()
+        assert store._writer is not None
+        rows = [run(f"r{n}", session=SessionId(f"s{n}"), over=True) for n in range(70)]
+        stopped = Outcome(run_id=rows[5].id, ending=Ending.STOPPED)
+        seen: list[str] = []
+        store._writer._connection.set_trace_callback(seen.append)
+        with locked(tmp_path):
+            tickets = [store.decide(Decision(admissions=(replace(row, outcome=None),))) for row in rows]
+        await asyncio.gather(*tickets)
+        assert 1 <= sum("INTO runs" in statement for statement in seen) <= 5
+        await store.decide(Decision(endings=(replace(rows[5], outcome=stopped),)))
+        for decisions in ([Decision(starts=(row.id,)) for row in rows], [Decision(endings=(row,)) for row in rows]):
+            with locked(tmp_path):
+                tickets = [store.decide(decision) for decision in decisions]
+            verdicts = await asyncio.gather(*tickets)
+            found = {
+                at: [each.ending for each in verdict.found] for at, verdict in enumerate(verdicts) if verdict.found
+            }
+            assert found == {5: [Ending.STOPPED]}
+        for row in rows:
+            (kept,) = await store.runs(row.session)
+            assert kept.outcome is not None
+            assert (kept.id, kept.started) == (row.id, row is not rows[5])
+            assert kept.outcome.ending is (Ending.STOPPED if row is rows[5] else Ending.COMPLETED)
+        await store.close()
+
+    play(main)
+
+
+def test_decisions_about_one_session_keep_their_order_in_a_transaction(tmp_path: Path) -> None:
+    """A message that ended before its session was founded is hidden, although both are written in one transaction."""
+
+    async def main() -> None:
+        store = made(tmp_path)
+        await store.open()
+        founding = SessionRow(id=S, owner=ALICE, generation=1)
+        with locked(tmp_path):
+            first = store.decide(Decision(endings=(run("r1", by=MALLORY, text="secret", over=True),)))
+            second = store.decide(Decision(sessions=(founding,), admissions=(run("r2"),)))
+            third = store.decide(Decision(starts=(RunId("r2"),)))
+            fourth = store.decide(Decision(endings=(run("r2", over=True),)))
+        verdicts = await asyncio.gather(first, second, third, fourth)
+        assert [verdict.found for verdict in verdicts] == [()] * 4
+        assert [(each.text, each.started) for each in await store.runs(S)] == [("", False), ("hello", True)]
+        await store.close()
+
+    play(main)
+
+
 def test_what_cannot_be_written_spoils_no_neighbour(tmp_path: Path) -> None:
     """A decision that no file can hold is refused alone out of one transaction; the order and the rest stay."""
 
@@ -305,6 +361,41 @@ def test_deltas_never_delay_a_decision(tmp_path: Path) -> None:
         await store.close()
 
     play(main)
+
+
+def test_a_decision_waits_for_one_piece_of_deltas_and_is_synced(tmp_path: Path) -> None:
+    """Amid a flood a decision is written after the piece under way, in a transaction that waits for its fsync."""
+    told: list[str] = []
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def trace(statement: str) -> None:
+        told.append(statement.split("(", maxsplit=1)[0].strip())
+        if statement == "COMMIT" and not hangs.is_set():
+            hangs.set()
+            goes_on.wait(SECONDS)
+
+    async def main() -> None:
+        store = made(tmp_path)
+        await store.open()
+        assert store._writer is not None
+        log = Unwritten(store)
+        for n in range(1, 2_001):
+            log.append(event(n, Delta(text="x")))
+        store._writer._connection.set_trace_callback(trace)
+        store._flush_now()
+        await until(hangs.is_set)
+        ticket = store.decide(admit("r"))
+        goes_on.set()
+        await ticket
+        await until(lambda: log._count == 0)
+        await store.close()
+
+    play(main)
+    first, second = told.index("INSERT INTO passing"), told.index("INSERT INTO runs")
+    assert told[first : second + 2] == [
+        *("INSERT INTO passing", "COMMIT", "PRAGMA synchronous = FULL", "BEGIN IMMEDIATE", "INSERT INTO runs", "COMMIT")
+    ]
+    assert told.count("INSERT INTO passing") > 2
 
 
 def test_deltas_are_bounded_while_their_run_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

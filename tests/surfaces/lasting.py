@@ -10,22 +10,23 @@ import sys
 
 from interlock import open_control
 from interlock.app import Ready, asgi
+from interlock.protocol.frames import encode
 from interlock.runtime.settings import Settings
 from interlock.stores.memory import MemoryStore
 from interlock.surfaces import server
-from interlock.surfaces.frames import encode
+from interlock.surfaces.listener import listen, url_of
 
 
 async def serve(agent: str, data: str) -> None:
     """Serve until the input ends."""
     store, port, loop = MemoryStore(), 0, asyncio.get_running_loop()
     while True:
-        listener = server.listen("127.0.0.1", port)
+        listener = listen("127.0.0.1", port)
         port = listener.getsockname()[1]
         settings = Settings(drain_seconds=1.0, grace_seconds=1.0)
         async with open_control(agent, driver="inline", store=store, settings=settings) as control:
             gateway = asgi(control, data=data, allow_hosts=(f"127.0.0.1:{port}",))
-            ready = Ready(url=server.url_of(listener), page="", token_file=str(gateway.access.token), grade="")
+            ready = Ready(url=url_of(listener), page="", token_file=str(gateway.access.token), grade="")
             over = asyncio.Event()
 
             def tell(ready: Ready = ready) -> None:

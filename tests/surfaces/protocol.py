@@ -79,7 +79,7 @@ def published(definition: str) -> jsonschema_rs.Draft7Validator:
 @cache
 def own(group: str, name: str, part: str = "") -> jsonschema_rs.Draft202012Validator | None:
     """Return the validator of a part of one of our own methods or events; None if the name is not ours."""
-    from interlock.surfaces.frames import schema  # noqa: PLC0415 - the published half works without our own
+    from interlock.protocol.frames import schema  # noqa: PLC0415 - the published half works without our own
 
     ours = schema()
     shape = ours[group].get(name)

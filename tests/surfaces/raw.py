@@ -22,8 +22,7 @@ from typing import Any, Self
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from interlock.surfaces.access import Access, Scope
-from interlock.surfaces.frames import QUIET
+from interlock.protocol.frames import QUIET
 from surfaces.protocol import Conversation, Frame
 from surfaces.scene import AGAIN, ROOT, Served, WireError
 
@@ -187,9 +186,20 @@ class House(Served):
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
+    @property
+    def operator_token(self) -> str:
+        """The operator's token as it is now."""
+        return (self.data / "token").read_text("utf-8").strip()
+
     def add(self, name: str, *scopes: str) -> str:
-        """Make a principal, as `interlock token add` does in its process; return its token."""
-        return Access(self.data).add(name, [Scope(scope) for scope in scopes])
+        """Make a principal, as `interlock token add` does; return its token."""
+        with self.connect(self.operator_token, caps=[QUIET]) as operator:
+            return str(operator.request("interlock.token.add", name=name, scopes=scopes)["token"])
+
+    def remove(self, name: str) -> None:
+        """Take a principal's token away."""
+        with self.connect(self.operator_token, caps=[QUIET]) as operator:
+            operator.request("interlock.token.remove", name=name)
 
     def get(self, path: str, headers: Headers = (), *, host: bool = True) -> tuple[int, str]:
         """GET a path; return status and body. With `host=False` only `headers` may carry a Host."""

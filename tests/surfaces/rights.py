@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from interlock.surfaces.access import Access, Scope
-from interlock.surfaces.frames import QUIET
+from interlock.core.scopes import Scope
+from interlock.protocol.frames import QUIET
 from surfaces.raw import BOUND_SECONDS, House, Talk, WireError, greeting
 
 # The columns say what a caller gets who asks for something of the owner's. With scope write, the caller is the owner,
@@ -55,6 +55,9 @@ TABLE = """
     interlock.sessions     ok     ok     ok      ok     none      scope    ok     none
     interlock.processes    ok     ok     ok      ok     none      scope    ok     none
     interlock.history      ok     ok     ok      ok     404       scope    ok     404
+    interlock.session      ok     ok     ok      ok     404       scope    ok     404
+    interlock.receipt      ok     ok     ok      ok     404       scope    ok     404
+    interlock.timeline     ok     ok     ok      ok     404       scope    ok     404
     interlock.strategy     ok     ok     404     404    404       scope    scope  404
     interlock.share        ok     ok     404     404    404       scope    scope  404
     interlock.unshare      ok     ok     404     404    404       scope    scope  404
@@ -62,6 +65,10 @@ TABLE = """
     interlock.unwake       ok     ok     404     404    404       scope    scope  404
     interlock.wakes        ok     ok     404     404    404       scope    404    404
     interlock.pair         ok     ok     ok      ok     ok        ok       ok     ok
+    interlock.tokens       ok     scope  scope   scope  scope     scope    scope  ok
+    interlock.token.add    ok     scope  scope   scope  scope     scope    scope  ok
+    interlock.token.remove 404    scope  scope   scope  scope     scope    scope  404
+    interlock.token.rotate ok     scope  scope   scope  scope     scope    scope  ok
     interlock.overview     ok     scope  scope   scope  scope     scope    scope  ok
     interlock.stopall      ok     scope  scope   scope  scope     scope    scope  ok
 """
@@ -141,6 +148,9 @@ ASKED: dict[str, tuple[Asked, ...]] = {
     "interlock.sessions": (lambda t: {},),
     "interlock.processes": (lambda t: {}, lambda t: {"session": t.session}),
     "interlock.history": (lambda t: {"session": t.session},),
+    "interlock.session": (lambda t: {"session": t.session},),
+    "interlock.receipt": (lambda t: {"of": t.stopped}, lambda t: {"of": t.receipt}),
+    "interlock.timeline": (lambda t: {"run": t.run}, lambda t: {"run": t.stopped}),
     "interlock.strategy": (lambda t: {"session": t.session, "strategy": None},),
     "interlock.share": (lambda t: {"session": t.session, "with": "somebody", "may": "read"},),
     "interlock.unshare": (lambda t: {"session": t.session, "with": "somebody"},),
@@ -148,6 +158,10 @@ ASKED: dict[str, tuple[Asked, ...]] = {
     "interlock.unwake": (lambda t: {"wake": t.wake},),
     "interlock.wakes": (lambda t: {"session": t.session},),
     "interlock.pair": (lambda t: {},),
+    "interlock.tokens": (lambda t: {},),
+    "interlock.token.add": (lambda t: {"name": key()},),
+    "interlock.token.remove": (lambda t: {"name": "nobody"},),
+    "interlock.token.rotate": (lambda t: {},),
     "interlock.overview": (lambda t: {},),
     "interlock.stopall": (lambda t: {}, lambda t: {"of": t.session.partition("/")[0]}),
 }
@@ -199,12 +213,12 @@ class People:
             self.things[scope] = self._found(scope)
         # Founding needs the scope write. From here on each founder has the scope under test.
         for name, scope in self._founders.items():
-            Access(server.data).remove(name)
+            server.remove(name)
             self.tokens[name] = server.add(name, scope)
             self.talks.pop(name).closed()
         self.connect()
         for scope, talk in zip(Scope, gone, strict=True):
-            Access(server.data).remove(f"removed-{scope}")
+            server.remove(f"removed-{scope}")
             assert talk.closed().code == 4001
 
     def name(self, scope: Scope, relation: str) -> str:
@@ -225,6 +239,15 @@ class People:
             if name not in self.talks:
                 self.talks[name] = self.server.connect(token, caps=[QUIET])
 
+    @property
+    def operator(self) -> Talk:
+        """The operator's connection, made anew if the operator's token was rotated."""
+        if self.server.operator_token != self.server.token:
+            self.server.token = self.server.operator_token
+            self.talks.pop("operator").close()
+            self.connect()
+        return self.talks["operator"]
+
     def leave(self) -> None:
         """Disconnect everybody."""
         for talk in self.talks.values():
@@ -243,7 +266,7 @@ class People:
 
     def busy(self, scope: Scope) -> Thing:
         """Return an owner's session, and make it busy again if it is not any more."""
-        thing, talk = self.things[scope], self.talks["operator"]
+        thing, talk = self.things[scope], self.operator
         runs = talk.request("interlock.runs", session=thing.session)
         live = [run["id"] for run in runs if run["outcome"] is None]
         wakes = [each["id"] for each in talk.request("interlock.wakes", session=thing.session)]
@@ -274,7 +297,7 @@ class People:
 
     def state(self, thing: Thing) -> Any:
         """Return everything about a session, as the operator sees it."""
-        return state_of(self.talks["operator"], thing)
+        return state_of(self.operator, thing)
 
 
 def state_of(operator: Talk, thing: Thing) -> Any:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from interlock.surfaces import frames
-from interlock.surfaces.connection import REQUESTS, STOP_ANSWERS
+from interlock.protocol import frames
+from interlock.surfaces.gateway.connection import REQUESTS, STOP_ANSWERS
 from surfaces.raw import Bytes, Closed, House, Talk, WireError, greeting, house
 
 INVALID = "INVALID_REQUEST"

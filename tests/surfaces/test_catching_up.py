@@ -10,8 +10,8 @@ from random import Random
 import pytest
 
 from interlock import Message, Run
-from interlock.runtime import feed
-from interlock.runtime.watch import whole_log
+from interlock.runtime import following
+from interlock.runtime.feed import whole_log
 from interlock.surfaces import outbox
 
 from .protocol import Frame
@@ -36,8 +36,8 @@ async def talks(run: Run, message: Message) -> str | None:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every buffer small, so that a short stall is enough to fall behind."""
     monkeypatch.setattr(outbox, "BUFFER_BYTES", 16 * 1024)
-    monkeypatch.setattr(feed, "WATCH_EVENTS", 4)
-    monkeypatch.setattr(feed, "PAGE_EVENTS", 16)
+    monkeypatch.setattr(following, "WATCH_EVENTS", 4)
+    monkeypatch.setattr(following, "PAGE_EVENTS", 16)
 
 
 class Listener:

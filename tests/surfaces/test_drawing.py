@@ -10,7 +10,7 @@ import pytest
 from interlock import Message, Moment, Run, open_control
 from interlock.core.names import ENDINGS, EventKind
 from interlock.core.projection import TABLE
-from interlock.surfaces.drawing import BARS, LANES, ROWS, draw
+from interlock.protocol.drawing import BARS, LANES, ROWS, draw
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOURS = 3 * 3600.0

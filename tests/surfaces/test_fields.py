@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from interlock.runtime.settings import INSTRUCTION_BYTES
-from interlock.surfaces import frames
+from interlock.core.values import INSTRUCTION_BYTES
+from interlock.protocol import frames
 from surfaces.raw import House, Talk, house
 
 NUMBERS = count()

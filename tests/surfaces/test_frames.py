@@ -18,8 +18,9 @@ from interlock.core.events import Block, Data, Delta, Ended, Event, Phase, Progr
 from interlock.core.fence import Fence
 from interlock.core.names import CallId, Ending, QuestionId, QuestionState, RunId, SessionId, ToolState
 from interlock.core.outcome import Outcome
-from interlock.surfaces import frames, shapes, telling
-from interlock.surfaces.published import PublishedWording
+from interlock.protocol import frames, shapes
+from interlock.surfaces.gateway import telling
+from interlock.surfaces.gateway.published import PublishedWording
 from surfaces.protocol import EXTRACT, PARAMS, Conversation
 
 READ_INPUTS = 20_000

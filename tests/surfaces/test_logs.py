@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import subprocess
 import sys
 from datetime import datetime
@@ -101,3 +103,27 @@ def test_a_line_that_cannot_be_made_hides_no_other() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert "Logging error" in done.stderr
     assert json.loads(done.stderr.splitlines()[-1])["event"] == "next"
+
+
+def test_a_line_says_everything_that_was_given() -> None:
+    """A line has its words, level, logger and further facts, also those that are no JSON, and the traceback."""
+    (line,) = told(
+        "try: 1 / 0\n"
+        "except ZeroDivisionError: log.exception('no %s', 'luck', extra={'run': 'r-1-1', 'place': {1}})\n"
+        "finish()"
+    )[0]
+    assert {name: line[name] for name in ("event", "level", "logger", "run", "place")} == {
+        "event": "no luck", "level": "error", "logger": "told", "run": "r-1-1", "place": "{1}"
+    }  # fmt: skip
+    assert line["exception"].splitlines()[-1] == "ZeroDivisionError: division by zero"
+
+
+def test_a_terminal_is_told_plain_lines_that_cannot_control_it() -> None:
+    """At a terminal a line is plain, and control characters in it are written as escapes."""
+    ours, theirs = pty.openpty()
+    code = PREPARED + "log.info('red \x1b[31m\\nforged', extra={'run': 'r-1-1'}); finish()"
+    subprocess.run([sys.executable, "-c", code], stderr=theirs, check=True, timeout=60)
+    os.close(theirs)
+    line = os.read(ours, 65_536).decode()
+    os.close(ours)
+    assert line.endswith(" [info    ] red \\x1b[31m\\nforged [told] run='r-1-1'\r\n")

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from interlock import Message, Run
+from interlock.core.scopes import Scope
+from interlock.protocol import frames
 from interlock.runtime import feed
-from interlock.surfaces import frames, outbox
-from interlock.surfaces.access import Access, Scope
+from interlock.surfaces import outbox
 
 from .protocol import Frame
 from .transport import QUIET, Serving, Wire, chat, eventually, in_loop
@@ -59,10 +60,10 @@ class After:
         return [frame for frame in self.frames if any(word.encode() in frame for word in words)]
 
 
-async def shared(served: Serving, data: Path) -> tuple[Wire, str, str]:
+async def shared(served: Serving) -> tuple[Wire, str, str]:
     """Let ann begin a run in a session that bob may read; return ann's connection, bob's token and the run's id."""
-    ann = await Wire.dial(served.url, Access(data).add("ann", [Scope.WRITE]), caps=QUIET)
-    bob = Access(data).add("bob", [Scope.WRITE])
+    ann = await Wire.dial(served.url, await served.add("ann", Scope.WRITE), caps=QUIET)
+    bob = await served.add("bob", Scope.WRITE)
     run = (await chat(ann, "talk", "first"))["runId"]
     await ann.request("interlock.share", session="s", **{"with": "bob"}, may="read")
     return ann, bob, run
@@ -108,7 +109,7 @@ def test_a_watcher_that_loses_its_right_hears_nothing_more(
         await bob.close()
 
     async def main(served: Serving) -> None:
-        ann, token, _ = await shared(served, tmp_path)
+        ann, token, _ = await shared(served)
         for number in range(ROUNDS):
             await once(served, ann, token, number)
         await ann.close()
@@ -124,9 +125,9 @@ def test_a_listener_to_everything_that_loses_its_right_hears_nothing_more(
     """A stalled connection that is told everything, or its outline, sends nothing of a session it lost (race 143)."""
 
     async def main(served: Serving) -> None:
-        ann, token, run = await shared(served, tmp_path)
+        ann, token, run = await shared(served)
         if taken == "appoint":
-            token = Access(tmp_path).add("rita", [Scope.READ])
+            token = await served.add("rita", Scope.READ)
         async with await Wire.dial(served.url, token, caps=KINDS[kind]) as wire:
             box = served.connection(wire).outbox
             wire.stall()
@@ -156,8 +157,8 @@ def test_an_approver_that_loses_its_right_hears_of_no_question(tmp_path: Path) -
     """Questions that wait in the outbox of an approver whose token is removed are not sent (race 143)."""
 
     async def main(served: Serving) -> None:
-        ann = await Wire.dial(served.url, Access(tmp_path).add("ann", [Scope.WRITE]), caps=QUIET)
-        carl = await Wire.dial(served.url, Access(tmp_path).add("carl", [Scope.APPROVE]))
+        ann = await Wire.dial(served.url, await served.add("ann", Scope.WRITE), caps=QUIET)
+        carl = await Wire.dial(served.url, await served.add("carl", Scope.APPROVE))
         box = served.connection(carl).outbox
         before = 0
         carl.stall()
@@ -166,8 +167,7 @@ def test_an_approver_that_loses_its_right_hears_of_no_question(tmp_path: Path) -
             await chat(ann, "ask", f"k{before}", f"s{before}")
             await asyncio.sleep(0.002)
         after = After(served, carl)
-        Access(tmp_path).remove("carl")
-        served.gateway.look_again()
+        await served.gateway.tokens.remove_token("carl")
         await chat(ann, "ask", "last", "last")
         carl.resume()
         code, _ = await carl.gone()

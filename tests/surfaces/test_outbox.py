@@ -13,7 +13,7 @@ from interlock.core.fence import Fence
 from interlock.core.names import Ending, RunId, SessionId
 from interlock.core.outcome import Cause
 from interlock.surfaces import outbox as boxes
-from interlock.surfaces.items import Piece, Stream, event_frame
+from interlock.surfaces.gateway.items import Piece, Stream, event_frame
 from interlock.surfaces.outbox import Item, Outbox, Pace
 
 SESSIONS = ("s1", "s2")
@@ -350,6 +350,39 @@ def test_a_flood_of_texts_is_written_now_and_then_and_everything_else_at_once(mo
         box.close()
 
     asyncio.run(play())
+
+
+def test_an_answer_is_written_together_with_the_events_before_it() -> None:
+    """An event wakes the answer to a stop and the pump; the pump writes both frames in one call."""
+    written: list[list[bytes]] = []
+
+    class Kept:
+        """A line that keeps what is written."""
+
+        async def room(self) -> None:
+            """There is always room."""
+
+        async def write(self, frames: list[bytes]) -> None:
+            written.append(frames)
+
+    async def play() -> None:
+        box, ended = Outbox(Pace()), asyncio.Event()
+
+        async def answering() -> None:
+            await ended.wait()
+            box.answer(b"answer", hasten=[session_of("r1")])
+
+        pumping, answered = asyncio.create_task(boxes.pump(box, Kept())), asyncio.create_task(answering())
+        await asyncio.sleep(0)
+        box.put(whole_item("r1", 1, passing=False))
+        ended.set()
+        await answered
+        await asyncio.sleep(0)
+        box.close()
+        await pumping
+
+    asyncio.run(play())
+    assert [len(frames) for frames in written] == [2] and written[0][1] == b"answer"
 
 
 def test_the_answer_to_a_message_is_not_overtaken_by_its_run() -> None:

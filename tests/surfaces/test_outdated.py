@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from interlock.surfaces import frames
+from interlock.protocol import frames
 
 from .scene import WireError
 from .transport import Serving, chat, in_loop

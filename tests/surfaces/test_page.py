@@ -7,12 +7,13 @@ import http.client
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
@@ -20,14 +21,15 @@ from xml.etree import ElementTree
 import pytest
 
 from interlock import Message, Run
+from interlock.access import failures, pairing
 from interlock.core.events import Ended, Event, MessageData, QuestionData, ReceiptData
 from interlock.core.names import EARLY, Ending, EventKind, Principal, QuestionId, QuestionState, RunId, SessionId
 from interlock.core.outcome import Outcome
 from interlock.core.projection import TABLE
-from interlock.surfaces import access, frames, page
-from interlock.surfaces.access import Access, Codes, Scope, digest_of
-from interlock.surfaces.own import OUTLINE, OwnWording
-from interlock.surfaces.telling import PREVIEW
+from interlock.protocol import frames
+from interlock.surfaces import page
+from interlock.surfaces.gateway.own import OUTLINE, OwnWording
+from interlock.surfaces.gateway.telling import PREVIEW
 from surfaces import busy
 from surfaces.raw import BOUND_SECONDS, INTERLOCK, Closed, House, Talk, house
 
@@ -189,7 +191,7 @@ def test_every_answer_of_the_page_carries_the_headers(server: House) -> None:
     [
         "/web/../page.py", "/web/..%2fpage.py", "/web/%2e%2e/page.py", "/web/..%5cpage.py", "/web//etc/passwd",
         "/web/%2fetc%2fpasswd", "/web/./index.html", "/web/web/index.html", "/web/", "/web", "/web/index.html/",
-        "/web/index.html%00.js", "/web/INDEX.HTML", "/web/__init__.py", "/../src/interlock/cli.py", "/index.html",
+        "/web/index.html%00.js", "/web/INDEX.HTML", "/web/__init__.py", "/../src/interlock/app.py", "/index.html",
         "/web/token", "/token", "/web/%252e%252e/page.py", "/web/file:///etc/passwd",
     ],
 )  # fmt: skip
@@ -251,28 +253,14 @@ def test_a_code_works_once(tmp_path: Path) -> None:
             code = talk.request("interlock.pair")["code"]
             answers = list(many.map(lambda _: pair(server, code), range(4)))
         assert sorted(each.status for each in answers) == [200, 403, 403, 403]
-        assert len(json.loads((server.data / "pages.json").read_text())) == 2
-
-
-def test_a_code_is_over_after_an_hour_and_few_wait() -> None:
-    """A code is valid for an hour to the second; a principal's newest codes stay, and push out nobody else's."""
-    codes, ann, bob = Codes(), Principal("ann"), Principal("bob")
-    first = codes.make(ann, "d", 0.0)
-    assert codes.take(first, access.CODE_SECONDS) is None
-    assert codes.take(first, 1.0) is None  # the late attempt used the code up
-    second = codes.make(ann, "d", 0.0)
-    assert codes.take(second, access.CODE_SECONDS - 0.1) == (ann, "d", access.CODE_SECONDS)
-    mine = codes.make(bob, "e", 0.0)
-    many = [codes.make(ann, "d", 1.0) for _ in range(access.CODES + 1)]
-    assert codes.take(many[0], 2.0) is None
-    assert codes.take(many[1], 2.0) is not None and codes.take(mine, 2.0) is not None
-    assert len({*many, mine, first, second}) == access.CODES + 4
+        with closing(sqlite3.connect(f"file:{server.data / 'access.db'}?mode=ro", uri=True)) as rows:
+            assert rows.execute("SELECT count(*) FROM tokens").fetchone() == (2,)
 
 
 def test_wrong_codes_are_counted_like_wrong_tokens(tmp_path: Path) -> None:
     """Wrong codes count with wrong tokens towards the wait; a right code still works."""
     with alone(tmp_path) as server:
-        for _ in range(access.FAILURES // 2):
+        for _ in range(failures.FAILURES // 2):
             assert pair(server, "wrong").status == 403
             assert bear(server, "GET", "/timeline/r-1-1.svg", "wrong").status == 401
         assert pair(server, "wrong").status == 429
@@ -301,8 +289,8 @@ def test_a_page_survives_what_its_server_does_not(tmp_path: Path) -> None:
         token = pair(server, code_in(server.ready["page"])).json["token"]
         with server.connect() as talk:
             waiting = talk.request("interlock.pair")["code"]
-        assert (server.data / "pages.json").stat().st_mode & 0o777 == 0o600
-        assert token not in (server.data / "pages.json").read_text()
+        assert (server.data / "access.db").stat().st_mode & 0o777 == 0o600
+        assert token.encode() not in (server.data / "access.db").read_bytes()
     with alone(tmp_path) as server:
         with server.connect(token) as talk:
             assert talk.request("interlock.overview")["connections"] == 1
@@ -367,40 +355,22 @@ def test_a_page_is_its_principals_and_no_more(server: House, tokens: dict[str, s
         assert talk.hello["auth"]["scopes"] == ["operator.write"]
         assert pair(server, talk.request("interlock.pair")["code"]).json["name"] == "ann"
     with server.connect() as talk:
-        assert talk.request("interlock.pair", name="bob")["seconds"] == access.CODE_SECONDS
+        assert talk.request("interlock.pair", name="bob")["seconds"] == pairing.CODE_SECONDS
         assert talk.refused("interlock.pair", name="nobody")["code"] == "NOT_FOUND"
 
 
-def test_the_oldest_of_too_many_pages_goes(tmp_path: Path) -> None:
-    """Beyond the bound a principal's oldest page is forgotten, and a removed principal's pages are, too."""
-    keeper = Access(tmp_path / "data")
-    keeper.open()
-    ann, bob = (digest_of(keeper.add(name, [Scope.WRITE])) for name in ("ann", "bob"))
-    other = keeper.add_page("bob", bob)
-    many = [keeper.add_page("ann", ann) for _ in range(access.PAGES + 1)]
-    keeper.refresh()
-    assert keeper.who(many[0]) is None
-    assert all(keeper.who(token) == keeper.callers[Principal("ann")] for token in many[1:])
-    assert keeper.is_page(other) and keeper.who(other) == keeper.callers[Principal("bob")]
-    keeper.remove("ann")
-    assert not any(keeper.who(token) for token in many) and keeper.own("ann") is None
-    keeper.forget_page(other)
-    assert json.loads(keeper.pages.read_text()) == []
-
-
-def test_pages_that_cannot_be_read_change_nothing_and_keep_nobody_out(tmp_path: Path) -> None:
-    """A broken file is logged; open connections stay, and a pairing fails with 503 because it cannot be stored."""
+def test_a_page_that_cannot_be_kept_is_not_let_in(tmp_path: Path) -> None:
+    """A pairing whose row cannot be written fails with 503; open connections stay, and a later pairing works."""
     with alone(tmp_path) as server:
         token = pair(server, code_in(server.ready["page"])).json["token"]
-        kept = (server.data / "pages.json").read_bytes()
-        with server.connect(token) as talk:
+        with server.connect(token) as talk, closing(sqlite3.connect(server.data / "access.db")) as other:
             code = talk.request("interlock.pair")["code"]
-            (server.data / "pages.json").write_text("{")
+            other.execute("BEGIN IMMEDIATE")  # a backup that holds the database
             assert pair(server, code).status == 503
             assert talk.request("health")["ok"]
             server.connect(token).close()
-            assert "pages.json is not what we write" in server.log()
-            (server.data / "pages.json").write_bytes(kept)
+            assert "access.db could not be written" in server.log()
+            other.execute("ROLLBACK")
             assert pair(server, talk.request("interlock.pair")["code"]).status == 200
 
 
@@ -419,7 +389,7 @@ def test_no_code_and_no_token_is_written_down(tmp_path: Path) -> None:
             assert talk.request("interlock.find", name="nothing") is None
         bear(server, "DELETE", "/pair", tokens[0])
     kept = {path: path.read_bytes() for path in [server.log_path, *server.data.rglob("*")] if path.is_file()}
-    assert {"audit.jsonl", "pages.json", "data.log"} <= {path.name for path in kept}
+    assert {"audit.jsonl", "access.db", "data.log"} <= {path.name for path in kept}
     for path, data in kept.items():
         for secret in (*codes, *tokens):
             assert secret.encode() not in data, path

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from interlock.client.door import Sink
 from interlock.core.fence import Fence
 from interlock.core.names import SessionId
-from interlock.runtime.feed import Sink
-from interlock.surfaces import connection
+from interlock.surfaces.gateway import connection
 
 from .scene import WireError
 from .transport import QUIET, Serving, Wire, chat, eventually, in_loop
@@ -94,7 +94,7 @@ def test_every_stop_of_a_batch_ends_its_run(by_run: bool, tmp_path: Path) -> Non
             assert fenced == sorted(fenced)
             for run, behind in zip(runs, ids[1:], strict=False):
                 assert notes.index(f"fell {run}") < notes.index(f"answer {behind}")
-            assert served.control.live_runs() == []
+            assert await served.control.runs() == []
 
     in_loop(main, tmp_path)
 
@@ -133,7 +133,7 @@ def test_a_stop_that_clears_the_queue_does_so_at_once(tmp_path: Path, monkeypatc
             asked = await wire.ask("sessions.abort", runId=first, clearQueued=True)
             with pytest.raises(WireError, match="the stop counts"):
                 await wire.answer(asked)
-            await eventually(lambda: served.control.live_runs() == [], "the end of what waited")
+            await eventually(lambda: not served.control._registry.runs, "the end of what waited")
             outcome = await wire.request("interlock.wait", run=queued["run_id"], timeout=30)
             assert (outcome["ending"], outcome.get("started_at")) == ("stopped", None)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from interlock import Message, Run
+from interlock.core.scopes import Scope
 
 from .protocol import Frame
 from .transport import QUIET, Serving, Wire, chat, ended, endings, eventually, in_loop
@@ -104,8 +105,7 @@ def test_the_owner_comes_back_and_stops(tmp_path: Path) -> None:
     """A run belongs to its sender, not to a connection; a stranger's stop finds nothing; race 101."""
 
     async def main(served: Serving) -> None:
-        token = served.gateway.access.add("ann", ["write"])
-        other = served.gateway.access.add("bob", ["write"])
+        token, other = await served.add("ann", Scope.WRITE), await served.add("bob", Scope.WRITE)
         first = await Wire.dial(served.url, token)
         run = (await chat(first, "wait", "k"))["runId"]
         await first.wait_for(lambda event: event["event"] == "chat")

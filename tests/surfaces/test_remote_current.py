@@ -7,15 +7,20 @@ from typing import Any
 
 from interlock import Event, MemoryStore, Message, Run
 from interlock.client import connect
-from interlock.client.connection import Feed
+from interlock.client.connection import Connection
+from interlock.client.listening import RemoteListening
+from interlock.client.socket import SocketDoor
+from interlock.client.watch import Watch
 from interlock.core.events import Delta, Ended
 from interlock.core.names import Ending, EventKind, RunId, SessionId
 from interlock.core.outcome import Outcome
-from interlock.surfaces.frames import Fell, Watched
+from interlock.core.verbs import Stop
+from interlock.protocol.frames import Fell, Watched
 
 from .transport import Serving, eventually, in_loop
 
 R = RunId("r-1-1")
+ASKED = {"session": "s", "run": None, "begin": None}
 
 
 async def words(run: Run, message: Message) -> str | None:
@@ -49,12 +54,12 @@ def test_a_fall_is_told_ahead_of_its_terminal_event(tmp_path: Path) -> None:
                 await eventually(lambda: client.is_current(sent.run_id), "the end of the replay")
                 assert event.current
                 store.faults.stall = True
-                stop = served.control.begin_stop(run=sent.run_id)
+                stop = served.control.ask(Stop(run=sent.run_id))
                 await eventually(lambda: not client.is_current(sent.run_id), "the news of the fall")
                 assert not event.current
                 assert (await served.control.wait(sent.run_id, timeout=0)).ending is Ending.PENDING
                 store.resume()
-                assert (await stop()).aborted
+                assert (await stop).aborted
                 ended = await until(events, EventKind.ENDED)
                 assert not ended.current and not client.is_current(sent.run_id)
 
@@ -79,9 +84,9 @@ def test_a_delta_that_waits_in_the_client_is_not_read_after_the_fall(tmp_path: P
                     first = await until(events, EventKind.DELTA)
                     await eventually(lambda sent=sent: client.is_current(sent.run_id), "the end of the replay")
                     heard.set()
-                    feed = next(iter(client._connection._link._feeds.values()))
+                    listening = next(iter(client._socket.connection._link._listenings.values()))
                     if cut:
-                        await eventually(lambda feed=feed: len(feed._told) > 1, "deltas that wait")
+                        await eventually(lambda watch=listening._sink: len(watch._events) > 1, "deltas that wait")
                         await served.control.stop(run=sent.run_id)
                     await eventually(lambda sent=sent: not client.is_current(sent.run_id), "the news of the fall")
                     rest = [event async for event in events]
@@ -107,7 +112,10 @@ def test_a_run_of_the_past_is_not_current_while_it_is_replayed() -> None:
 
     async def main() -> None:
         for over in (True, False):
-            feed = Feed(1)
+            watch = Watch()
+            feed = RemoteListening(
+                SocketDoor(Connection("http://127.0.0.1:1", "t", data=None, patience=1)), watch, ASKED, 0
+            )
             feed.put(told(Delta(text="old"), 1, replay=True))
             source = feed.sources[R]
             assert source.cause is not None
@@ -115,8 +123,8 @@ def test_a_run_of_the_past_is_not_current_while_it_is_replayed() -> None:
                 feed.put(told(ended, 2, replay=True))
             feed.put(Watched(watch=1, caught_up=2))
             assert (source.cause is None) is not over
-            read = await feed.next()
-            assert read is not None and read.event is not None and read.event.current is not over
+            read = await watch.next()
+            assert read is not None and read.current is not over
             feed.put(Watched(watch=1, fell=Fell(run_id=R, early=True)))
             assert source.cause is not None
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from interlock import Message, Run, asgi, open_control
-from interlock.surfaces.server import listen, serve, url_of
+from interlock.surfaces.listener import listen, url_of
+from interlock.surfaces.server import serve
 
 from . import scene
 from .floods import STUBBORN

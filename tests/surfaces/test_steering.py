@@ -10,7 +10,7 @@ import pytest
 from interlock.core.events import Delta, Ended, Event, MessageData
 from interlock.core.names import Ending, Principal, RunId, SessionId
 from interlock.core.outcome import Outcome
-from interlock.surfaces.published import PublishedWording
+from interlock.surfaces.gateway.published import PublishedWording
 
 from .scene import Served, Wire, served, wire
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from interlock import Message, Run
 from interlock.core.names import Principal
+from interlock.core.scopes import Scope
+from interlock.core.verbs import Stop
+from interlock.protocol import frames
 from interlock.runtime.feed import Feed
-from interlock.surfaces import frames
-from interlock.surfaces.access import Scope
-from interlock.surfaces.connection import Connection
+from interlock.surfaces.gateway.connection import Connection
 from interlock.surfaces.outbox import Outbox
 
 from .protocol import TERMINAL_STATES
@@ -136,9 +137,9 @@ def test_a_fall_does_nothing_for_connections_of_others(tmp_path: Path, monkeypat
                         (Feed, "sees"),
                     ):
                         note(patch, owner, name, touched, mine)
-                    stop = served.control.begin_stop(run=run, by=served.connection(wire).by)
+                    stop = served.control.ask(Stop(run=run), by=served.connection(wire).by)
                     assert touched == ["mine"], "the `fell` frame of the watcher, and nothing else"
-                assert (await stop()).aborted
+                assert (await stop).aborted
         finally:
             for other in others:
                 other._everything.close()

@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from interlock.cli import reading
 from interlock.core.names import ErrorKind, RunId
 from interlock.core.outcome import Outcome
 from interlock.core.projection import TABLE, Native, agent_wait, chat_event, native
-from interlock.look import reading
 
 from .scene import Served, Wire, WireError, served, wire
 

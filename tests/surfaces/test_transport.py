@@ -17,9 +17,11 @@ from msgspec.structs import replace
 
 from interlock import Message, Run
 from interlock.core.names import SessionId
-from interlock.surfaces import connection, frames, gateway, outbox, server
-from interlock.surfaces.access import Access, Scope
-from interlock.surfaces.connection import Connection
+from interlock.core.scopes import Scope
+from interlock.protocol import frames
+from interlock.surfaces import outbox, server
+from interlock.surfaces.gateway import connection, gateway
+from interlock.surfaces.gateway.connection import Connection
 
 from .floods import agent
 from .protocol import Frame
@@ -33,11 +35,11 @@ HOST, OTHER_HOST = "127.0.0.1", "127.0.0.2"
 
 # Plain uvicorn: its own protocols and buffers, and an outbox that is never too slow.
 PLAIN = """
-from interlock.surfaces import outbox, server
+from interlock.surfaces import listener, outbox, server
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 outbox.BUFFER_BYTES = 10**9
-server.UNSENT_BYTES = 2**31 - 1
+listener.UNSENT_BYTES = 2**31 - 1
 server._protocols = lambda door: (HttpToolsProtocol, WebSocketsSansIOProtocol)
 """
 
@@ -525,7 +527,7 @@ def test_what_a_removed_token_has_asked_is_not_begun(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with serving(tmp_path, agent) as served, await served.dial() as operator:
-            late = await Wire.dial(served.url, Access(tmp_path).add("late", [Scope.WRITE]), caps=(frames.QUIET,))
+            late = await Wire.dial(served.url, await served.add("late", Scope.WRITE), caps=(frames.QUIET,))
             there = served.connection(late)
 
             def say(session: str) -> None:
@@ -534,14 +536,15 @@ def test_what_a_removed_token_has_asked_is_not_begun(tmp_path: Path) -> None:
                 there._take(frames.read_request(json.dumps(frame)))
 
             say("begun")
-            await eventually(lambda: served.control.whose(SessionId("late/begun")).owner, "its first message")
-            Access(tmp_path).remove("late")
-            # In one step: a share is asked for, and then the server learns of the removal.
+            await eventually(lambda: served.control._registry.whose(SessionId("late/begun")).owner, "its first message")
+            # A share is asked for, and the token is removed before the share's task has begun.
+            removing = asyncio.create_task(served.gateway.tokens.remove_token("late"))
             share = {"session": "begun", "with": "other"}
             frame = {"type": "req", "id": "share", "method": "interlock.share", "params": share}
             there._take(frames.read_request(json.dumps(frame)))
-            served.gateway.look_again()
+            await asyncio.sleep(0)
             say("behind")
+            await removing
             await eventually(lambda: there not in served.connections, "its end")
             sessions = await operator.request("interlock.sessions")
             assert [each["session"]["id"] for each in sessions] == ["late/begun"]

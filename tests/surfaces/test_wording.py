@@ -8,7 +8,7 @@ from hypothesis import given
 from core.histories import histories
 from interlock.core.events import Ended, Event
 from interlock.core.story import Story
-from interlock.surfaces.published import PublishedWording
+from interlock.surfaces.gateway.published import PublishedWording
 
 NAMES = ("s", "ann/s")  # as the owner and as others write it
 

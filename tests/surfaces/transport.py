@@ -24,11 +24,14 @@ import websockets
 from websockets.asyncio.client import ClientConnection
 
 from interlock import app, open_control
+from interlock.core.scopes import Scope
+from interlock.protocol import frames
 from interlock.runtime.control import Control
 from interlock.runtime.settings import Settings
-from interlock.surfaces import frames, server
-from interlock.surfaces.connection import Connection
-from interlock.surfaces.gateway import Gateway
+from interlock.surfaces import server
+from interlock.surfaces.gateway.connection import Connection
+from interlock.surfaces.gateway.gateway import Gateway
+from interlock.surfaces.listener import listen, url_of
 
 from .floods import agent
 from .protocol import Conversation, Frame, Wrong
@@ -287,6 +290,10 @@ class Serving:
         """Return a client that has been let in."""
         return await Wire.dial(self.url, self.token, **options)
 
+    async def add(self, name: str, *scopes: Scope) -> str:
+        """Make a principal; return its token."""
+        return (await self.gateway.tokens.add_token(name, scopes)).token
+
     @property
     def connections(self) -> list[Connection]:
         """Return the connections that were let in and are still open."""
@@ -303,13 +310,13 @@ async def serving(data: Path, agent: Any, *, store: str = "memory://", **options
     options.setdefault("settings", Settings(grace_seconds=0.2, drain_seconds=1.0))
     async with open_control(agent, store=store, **options) as control:
         gateway = app.asgi(control, data=data)
-        listener = server.listen("127.0.0.1", 0)
+        listener = listen("127.0.0.1", 0)
         over, ready = asyncio.Event(), asyncio.Event()
         task = asyncio.create_task(server.serve(gateway, listener, ready.set, over))
         try:
             async with asyncio.timeout(BOUND_SECONDS):
                 await ready.wait()
-            yield Serving(server.url_of(listener), control, gateway)
+            yield Serving(url_of(listener), control, gateway)
         finally:
             await gateway.shut()
             over.set()

@@ -1,7 +1,7 @@
 """A connection to a gateway that is made again when it drops.
 
 1. A request gets its answer, its error, or Dropped; its caller decides whether to ask again.
-2. A watch that holds `feed.WATCH_EVENTS` is ended on this connection; no other watch waits for it.
+2. A listening whose sink has no room drops what it is told, and asks for it again; no other listening waits for it.
 3. No call waits for ever: after `patience` seconds without a connection it raises Unavailable.
 4. The token is in the first frame and nowhere else: no URL, no error, no repr.
 5. A refused token raises at once, and so does a first connection that fails. Only a connection that dropped is dialled
@@ -18,14 +18,13 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
-from interlock.client.feed import Feed
 from interlock.core.errors import BadInput, InterlockError, Refused, Unavailable
-from interlock.surfaces.frames import ERRORS, FRAME_BYTES, METHODS, PROTOCOL, QUIET, Watched
+from interlock.protocol.frames import ERRORS, FRAME_BYTES, METHODS, PROTOCOL, QUIET, Watched
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -69,6 +68,22 @@ _watched = msgspec.json.Decoder(Watched)
 _encode = msgspec.json.Encoder().encode
 
 
+class Heard(Protocol):
+    """A listening that hears the frames of one watch."""
+
+    def says(self, run: str) -> bool | None:
+        """Return whether a run has not fallen; None if this listening does not know."""
+        ...
+
+    def put(self, told: Watched) -> None:
+        """Take a frame."""
+        ...
+
+    def end(self, told: Watched | None) -> None:
+        """Note that there will be no further frame."""
+        ...
+
+
 class Link:
     """One accepted connection: its requests in flight and its watches."""
 
@@ -76,7 +91,7 @@ class Link:
         self._socket = socket
         self._numbers = itertools.count(1)
         self._asked: dict[str, asyncio.Future[_Frame | None]] = {}
-        self._feeds: dict[int, Feed] = {}
+        self._listenings: dict[int, Heard] = {}
         self._last_words: set[asyncio.Task[None]] = set()
 
     async def ask(self, method: str, params: bytes) -> Any:
@@ -112,37 +127,35 @@ class Link:
                     answer.set_result(frame)
             elif frame.event == "interlock.event":
                 told = _watched.decode(frame.payload)
-                feed = self._feeds.get(told.watch)
-                if feed is not None and not feed.put(told):
-                    self.forget(feed)
+                if (listening := self._listenings.get(told.watch)) is not None:
+                    listening.put(told)
 
     async def end(self) -> None:
         """End every request with Dropped and every watch, and close the socket."""
         for answer in self._asked.values():
             if not answer.done():
                 answer.set_result(None)
-        for feed in self._feeds.values():
-            feed.end()
+        for listening in list(self._listenings.values()):
+            listening.end(None)
         for task in self._last_words:
             task.cancel()
         await self._socket.close()
 
     def is_current(self, run: str) -> bool:
-        """Return whether a watch of this connection has heard of a run, and not of its fall."""
-        heard = [feed.sources[run] for feed in self._feeds.values() if run in feed.sources]
-        return bool(heard) and all(source.cause is None for source in heard)
+        """Return whether a watch of this connection knows that a run goes on, and none knows of its fall."""
+        said = {listening.says(run) for listening in self._listenings.values()}
+        return True in said and False not in said
 
-    def feed(self) -> Feed:
-        """Return a new feed for the events of a watch."""
-        feed = Feed(next(self._numbers))
-        self._feeds[feed.number] = feed
-        return feed
+    def follow(self, listening: "Heard") -> int:
+        """Give a listening the frames of a new watch; return the number of the watch."""
+        number = next(self._numbers)
+        self._listenings[number] = listening
+        return number
 
-    def forget(self, feed: Feed) -> None:
+    def unfollow(self, number: int) -> None:
         """End a watch, without waiting for the gateway."""
-        feed.end()
-        if self._feeds.pop(feed.number, None) is not None:
-            task = asyncio.get_running_loop().create_task(self._unwatch(feed.number))
+        if self._listenings.pop(number, None) is not None:
+            task = asyncio.get_running_loop().create_task(self._unwatch(number))
             self._last_words.add(task)
             task.add_done_callback(self._last_words.discard)
 
@@ -248,7 +261,7 @@ class Connection:
     async def call(
         self,
         method: str,
-        params: dict[str, Any],
+        params: object,
         *,
         again: Callable[[], bool] = lambda: True,
         until: float = math.inf,
@@ -309,9 +322,10 @@ def addresses(url: str) -> tuple[str, str]:
     return f"http{'s' * secure}://{where}", f"ws{'s' * secure}://{where if parts.path.strip('/') else where + '/'}"
 
 
-def params_of(method: str, params: dict[str, Any]) -> bytes:
+def params_of(method: str, params: object) -> bytes:
     """Return a method's parameters as JSON; raise BadInput for those that the gateway could not read."""
-    if any(isinstance(value, float) and not math.isfinite(value) for value in params.values()):
+    values = params.values() if isinstance(params, dict) else msgspec.structs.asdict(params).values()  # type: ignore[arg-type]
+    if any(isinstance(value, float) and not math.isfinite(value) for value in values):
         raise BadInput(f"{method}: NaN and infinity are no JSON; give finite numbers")
     try:
         found = _encode(params)

@@ -19,6 +19,17 @@ class Unknown(InterlockError, LookupError):
     """The thing named does not exist, or is another principal's: both look the same to the caller."""
 
 
+class UnknownSession(Unknown):
+    """The caller sees no such session. A surface raises it anew with the name that its caller wrote."""
+
+    def __init__(self, session: str, by: str) -> None:
+        super().__init__(
+            f"no session {session!r} for {by}; a session begins with its first message, "
+            "and another's (owner/name) is there only for those it is shared with"
+        )
+        self.session = session
+
+
 class Refused(InterlockError):
     """The lifecycle has no such move, or the session does not take the message now."""
 

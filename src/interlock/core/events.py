@@ -31,11 +31,25 @@ from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 
 
+class Fallen(Protocol):
+    """Why a run fell."""
+
+    @property
+    def early(self) -> bool:
+        """True if the run was cut short: its deltas count no more."""
+        ...
+
+
 class Source(Protocol):
     """The run behind an event, as a listener sees it: its fence, or what another process said of that."""
 
     @property
-    def cause(self) -> object | None:
+    def run_id(self) -> RunId:
+        """The run's id."""
+        ...
+
+    @property
+    def cause(self) -> Fallen | None:
         """Why the run fell; None while it is current."""
         ...
 

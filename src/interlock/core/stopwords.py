@@ -80,9 +80,12 @@ def _fold(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", folded).translate(_STRAIGHT).split())
 
 
-def normalise(text: str) -> str:
-    """Return the text in the form in which commands are compared; normalising twice changes nothing more."""
-    return _fold(text).rstrip(_TRAILING)
+def normalise(text: str, mention: str | None = None) -> str:
+    """Return the text in the form in which commands are compared; normalising twice changes nothing more.
+
+    `mention` is how a group addresses the agent; it is removed.
+    """
+    return _without(mention, text) if mention else _fold(text).rstrip(_TRAILING)
 
 
 def _plain(folded: str) -> str:
@@ -113,7 +116,7 @@ def is_stop(
     own = _own_words((name,) if isinstance(name, str) else tuple(name or ()), tuple(also))
     if forwarded or len(text) > own.chars + len(mention or ""):
         return False
-    plain = _plain(_without(mention, text) if mention else normalise(text))
+    plain = _plain(normalise(text, mention))
     if plain.isascii() and any(word.isalpha() and not _is_known(word, own) for word in plain.split()):
         return False
     tokens = _tokens(plain)

@@ -20,12 +20,13 @@ import logging
 from collections import OrderedDict
 from typing import Protocol
 
+from interlock.core.answers import HostsInfo
 from interlock.core.errors import BadInput
 from interlock.core.names import ErrorKind, SessionId
 from interlock.hosts import link
 from interlock.hosts.turn import Cut, Host, HostTurn
 from interlock.processes.base import SpawnFailed
-from interlock.runtime.driver import AgentFailed, HostsInfo
+from interlock.runtime.driver import AgentFailed
 from interlock.runtime.live import RUN_SESSION, LiveRun
 from interlock.runtime.run import Message
 from interlock.runtime.verbs import Verbs

@@ -33,6 +33,7 @@ from interlock.core.errors import BadInput, InterlockError, Stale
 from interlock.core.events import Entry
 from interlock.core.names import BodyState, CallId, Effect, ErrorKind, RunId, ToolState
 from interlock.core.outcome import returned_at
+from interlock.core.values import announce_of, name_of, seconds_of, text_of
 from interlock.hosts import link
 from interlock.hosts.finding import SERVED
 from interlock.processes.base import Containment, SpawnFailed, SpawnOrder
@@ -43,7 +44,6 @@ from interlock.runtime.run import Message, check_choices, check_order
 from interlock.runtime.settings import PROCESSES, PROGRESS_CHARACTERS, QUESTION_BYTES
 from interlock.runtime.spawning import Running, Spawning, kept_of
 from interlock.runtime.tool import ERROR_CHARACTERS, ToolSpec, describe_error
-from interlock.runtime.values import announce_of, name_of, seconds_of, text_of
 from interlock.runtime.verbs import Verbs
 
 log = logging.getLogger("interlock")

@@ -15,21 +15,18 @@ from collections.abc import Collection
 
 import msgspec
 
-from interlock.core.authority import Action, Authority
+from interlock.core.answers import QuestionInfo
+from interlock.core.authority import Action
 from interlock.core.decision import Decision, QuestionRow
 from interlock.core.errors import BadInput, QuestionClosed, Refused, Unavailable, Unknown
 from interlock.core.events import Json, QuestionData
-from interlock.core.names import Effect, KnownPhase, Principal, QuestionId, QuestionState, RunId, SessionId
-from interlock.runtime.clock import Clock
-from interlock.runtime.crew import Crew
-from interlock.runtime.feed import Feed
+from interlock.core.names import Effect, KnownPhase, Principal, QuestionId, QuestionState, SessionId
 from interlock.runtime.flag import Flag
+from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.live import LiveRun, Question
 from interlock.runtime.outlet import Outlet
-from interlock.runtime.registry import Registry
-from interlock.runtime.settings import QUESTIONS, Settings
-from interlock.runtime.sight import Sight
-from interlock.stores.base import Store, Ticket, committed, read
+from interlock.runtime.settings import QUESTIONS
+from interlock.stores.base import Ticket, committed, read
 
 NEVER, ASK = "never", "ask"
 
@@ -57,47 +54,11 @@ class Policy:
         return marked if self._always is None else self._always
 
 
-class QuestionInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A question as it stands."""
-
-    id: QuestionId
-    run_id: RunId
-    session: SessionId
-    text: str
-    state: QuestionState
-    choices: tuple[str, ...] | None = None
-    answer: bool | str | None = None
-    by: Principal | None = None
-    # The fields below are set only for an open question, as `questions` lists it; the store has none of them.
-    tool: str | None = None
-    arguments: Json | None = None
-    asked_at: float | None = None  # wall clock
-    expires_at: float | None = None  # wall clock
-
-
-class Approvals:
+class Approvals(Inner):
     """Opens questions and accepts answers."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        *,
-        store: Store,
-        feed: Feed,
-        authority: Authority,
-        sight: Sight,
-        crew: Crew,
-        clock: Clock,
-        settings: Settings,
-    ) -> None:
-        self._registry = registry
-        self._store = store
-        self._feed = feed
-        self._authority = authority
-        self._sight = sight
-        self._crew = crew
-        self._clock = clock
-        self._settings = settings
+    def __init__(self, inside: Inside) -> None:
+        super().__init__(inside)
         self._loop = asyncio.get_running_loop()
 
     # Asking

@@ -6,8 +6,7 @@ So receipts, drains, holds and takeovers have one rule for both drivers.
 
 from typing import Protocol
 
-import msgspec
-
+from interlock.core.answers import HostsInfo
 from interlock.core.names import ErrorKind
 from interlock.runtime.live import LiveRun
 from interlock.runtime.run import Message
@@ -29,19 +28,6 @@ class AgentFailed(Exception):
         super().__init__(text)
         self.text = text
         self.kind = kind
-
-
-class HostsInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of a control's hosts. `warm`: they are forked from a zygote; if not, `why` says the reason."""
-
-    warm: bool
-    why: str = ""
-    started: int = 0
-    reused: int = 0
-    killed: int = 0
-    idle: int = 0
-    busy: int = 0
-    spare: bool = False
 
 
 class Driver(Protocol):

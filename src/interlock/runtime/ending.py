@@ -28,17 +28,14 @@ from interlock.core.lifecycle import Move, may
 from interlock.core.names import BodyState, Drain, Effect, Principal, RunId
 from interlock.core.outcome import Cause
 from interlock.core.receipt import split
-from interlock.runtime.clock import Clock
-from interlock.runtime.crew import Crew
 from interlock.runtime.fall import Fall
 from interlock.runtime.fallen import was_dropped
-from interlock.runtime.feed import Feed
 from interlock.runtime.flag import Happening
+from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.live import Body, Falling, LiveRun, delegated
 from interlock.runtime.outlet import Outlet
-from interlock.runtime.registry import Registry, Session
-from interlock.runtime.settings import Settings
-from interlock.stores.base import Store, StoreFailed, Ticket, committed
+from interlock.runtime.registry import Session
+from interlock.stores.base import StoreFailed, Ticket, committed
 
 log = logging.getLogger("interlock")
 
@@ -50,18 +47,11 @@ UNKEPT_SECONDS = 0.1
 LAST_SECONDS = 0.1  # how long a body that was just dropped has to end
 
 
-class Endings:
+class Endings(Inner):
     """Ends runs: every fall is opened and closed here."""
 
-    def __init__(
-        self, registry: Registry, *, feed: Feed, store: Store, crew: Crew, clock: Clock, settings: Settings
-    ) -> None:
-        self._registry = registry
-        self._feed = feed
-        self._store = store
-        self._crew = crew
-        self._clock = clock
-        self._settings = settings
+    def __init__(self, inside: Inside) -> None:
+        super().__init__(inside)
         self.report: Reporter = lambda fall: None
         # Drained falls whose completed receipts are not stored yet.
         self._complete: list[Fall] = []

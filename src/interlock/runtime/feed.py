@@ -5,62 +5,36 @@
 2. An event travels with its source, the fence of its run. A sink that passes the event on later reads the source then:
    a passing event (delta, typing, progress) whose run was cut short is not passed on (races 9 and 10). So no buffer is
    searched at a fall. A buffer that forgets to read the source tells a delta after the ack of a stop.
-3. A listening to one session may begin behind any position. Control registers it first and reads the log second: an
-   event between the two comes both ways, and its position says that the sink has it already (race 99).
-4. A sink without room refuses an event. Its listening then ignores what is published, and reads it from the log when
-   the sink calls `resume`. No other sink waits for it. `Sink.caught_up` says where history ends and news begins.
-5. Rights are asked when a listening begins and when rights change. A listening to everything hears an event if its
+3. A sink without room reads the log later (`following.py`); no other sink waits for it.
+4. Rights are asked when a listening begins and when rights change. A listening to everything hears an event if its
    principal may see it; the feed finds these principals by name (owner, sender, shares, roles), not by asking everyone.
 """
 
-import asyncio
 import contextlib
 import logging
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Protocol
 
+from interlock.client.door import Sink
 from interlock.core.authority import Action, Authority, Whose
-from interlock.core.errors import InterlockError, Unavailable, Unknown
-from interlock.core.events import Data, Ended, Event, Gap, MessageData
+from interlock.core.errors import Unavailable
+from interlock.core.events import Data, Event, Gap
 from interlock.core.fence import Fence
-from interlock.core.names import LOCAL, PASSING, EventKind, Principal, RunId, SessionId
+from interlock.core.names import LOCAL, EventKind, Principal, RunId, SessionId
 from interlock.runtime.clock import Clock
-from interlock.runtime.guards import Guard, Guards
+from interlock.runtime.following import PAGE_EVENTS, Everything, Listening
+from interlock.runtime.guards import Guards
 from interlock.runtime.registry import Registry
-from interlock.runtime.settings import WATCH_EVENTS
 from interlock.runtime.unwritten import Unwritten
-from interlock.stores.base import Page, Store, read
+from interlock.stores.base import Log, Store, read
 
-log = logging.getLogger("interlock")
+logger = logging.getLogger("interlock")
 
-PAGE_EVENTS = 1_024
 # Remembered audiences; each is the answer to one question of rights.
 AUDIENCES = 4_096
 # The kinds of events that tell an approver, who may not see the run, of its questions.
 ASKING = frozenset({EventKind.QUESTION, EventKind.ENDED})
-
-
-class Sink:
-    """Hears events in the step that publishes them. No method may wait or raise."""
-
-    __slots__ = ()
-
-    def take(self, event: Event, source: Fence | None) -> bool:
-        """Take an event; return False if there is no room: the feed then reads the event from the log later.
-
-        `source` is the fence of the event's run; None if the run is not in memory, or the event is the session's.
-        """
-        raise NotImplementedError
-
-    def caught_up(self, position: int) -> None:
-        """Note that the events up to a position were history, and the next one is news."""
-
-    def fell(self, source: Fence) -> None:
-        """Note that a run fell, in the step of its fall."""
-
-    def close(self, error: InterlockError | None) -> None:
-        """Note that no further event will come."""
 
 
 class Speaker(Protocol):
@@ -82,178 +56,6 @@ class Speaker(Protocol):
         ...
 
 
-def is_over(event: Event, source: Fence | None) -> bool:
-    """Return whether an event must not be told any more: it is a passing one, and its run is gone or was cut short."""
-    return (
-        event.kind in PASSING
-        and event.run_id is not None
-        and (source is None or (source.cause is not None and source.cause.early))
-    )
-
-
-class Listening:
-    """A sink's listening to a session, or to one run in it."""
-
-    __slots__ = ("_behind", "_feed", "_guard", "_held", "_only", "_over", "_task", "seen", "session", "sink")
-
-    def __init__(self, feed: "Feed", session: SessionId, sink: Sink, seen: int | None, only: RunId | None) -> None:
-        self._feed = feed
-        self.session = session
-        self.sink = sink
-        # The position of the last event that the sink took.
-        self.seen = seen or 0
-        self._only = only  # the run that the sink hears; None for the whole session
-        self._guard: Guard | None = None
-        # The sink must be given what the log has before it hears what is published.
-        self._behind = seen is not None
-        # While the log is read: the events published meanwhile, with their sources.
-        self._held: deque[tuple[Event, Fence | None]] | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._over = False
-
-    @property
-    def is_behind(self) -> bool:
-        """True while the sink must be given what the log has before it hears what is published."""
-        return self._behind
-
-    # What the feed calls
-
-    def hear(self, event: Event, source: Fence | None) -> None:
-        """Hand an event to the sink, or leave it to the log."""
-        if not self._behind:
-            self._give(event, source)
-        elif self._held is not None:
-            # Beyond this bound nothing is held: the log is read once more.
-            if len(self._held) >= WATCH_EVENTS:
-                self._held = None
-            else:
-                self._held.append((event, source))
-
-    def fell(self, source: Fence) -> None:
-        """Tell the sink of a fall."""
-        if self._only is None or self._only == source.run_id:
-            self.sink.fell(source)
-
-    def guarded(self, guard: Guard) -> None:
-        """Hear only as long as a right lasts."""
-        self._guard = guard
-        self._feed.guards.hold(guard)
-
-    def forbid(self) -> None:
-        """End without another event: the right to hear is gone."""
-        by = "" if self._guard is None else f"{self._guard.by} "
-        self.close(Unknown(f"{by}may not see this any more; the watch is over"))
-
-    # What the sink's user calls
-
-    def resume(self) -> None:
-        """Begin to read from the log what the sink lacks: after `follow`, and whenever the sink has room again."""
-        if self._behind and self._task is None and not self._over:
-            self._task = asyncio.get_running_loop().create_task(self._catch_up(), name=f"catch up in {self.session}")
-
-    def close(self, error: InterlockError | None = None) -> None:
-        """Hear nothing more; a second call does nothing."""
-        if self._over:
-            return
-        self._over = True
-        self._feed.unfollow(self)
-        if self._guard is not None:
-            self._feed.guards.release(self._guard)
-        if self._task is not None and self._task is not _current_task():
-            self._task.cancel()
-        self.sink.close(error)
-
-    # Catching up
-
-    async def _catch_up(self) -> None:
-        try:
-            while await self._read_page():
-                pass
-        except InterlockError as error:
-            self.close(None if self._feed.closed else error)
-        finally:
-            self._held = None
-            self._task = None
-
-    async def _read_page(self) -> bool:
-        """Give the sink one page of the log; return whether there is more to read, and room for it."""
-        self._held = deque()
-        page = await read(self._feed.log.events(self.session, after=self.seen, limit=PAGE_EVENTS))
-        for event in self._with_gap(page):
-            source = self._feed.source_of(event.run_id)
-            # A delta in the log may be older than the end of its run.
-            if is_over(event, source):
-                self.seen = event.position
-            elif self._over or not self._give(event, source):
-                return False
-        held = self._held
-        # The page may have been full, or more was published meanwhile than is held here: read on.
-        if len(page.events) == PAGE_EVENTS or held is None:
-            return True
-        for event, source in held:
-            if self._over or (event.position > self.seen and not self._give(event, source)):
-                return False
-        self._behind = False
-        self.sink.caught_up(self.seen)
-        if self._feed.closed or (self._only is not None and self._feed.is_silent(self._only)):
-            self.close()
-        return False
-
-    def _with_gap(self, page: Page) -> Sequence[Event]:
-        """Return the events of a page with the gap of the log in its place.
-
-        A disk that refused writes for long leaves events before the gap. Told before them, the gap would have the
-        higher position, and a reader who goes on behind it would never get them.
-        """
-        before = [event for event in page.events if event.position < page.lost_to]
-        if self._only is not None or page.lost_to <= self.seen or len(before) == PAGE_EVENTS:
-            return page.events
-        gap = self._feed.gap(self.session, self.seen, page.lost_to)
-        return [*before, gap, *(event for event in page.events if event.position > page.lost_to)]
-
-    def _give(self, event: Event, source: Fence | None) -> bool:
-        """Give the sink an event that is for it; return False if there is no room, or nothing more to hear."""
-        if self._only is not None and not self._is_about(event):
-            self.seen = event.position
-            return True
-        if not self.sink.take(event, source):
-            self._behind = True
-            return False
-        self.seen = event.position
-        if self._only is not None and isinstance(event.data, Ended):
-            self.close()
-            return False
-        return True
-
-    def _is_about(self, event: Event) -> bool:
-        """Return whether an event belongs to the run that is listened to, or to the run that absorbed it."""
-        assert self._only is not None
-        if isinstance(event.data, MessageData) and event.data.of == self._only and event.run_id is not None:
-            self._only = event.run_id
-        self._only = self._feed.absorber_of(self._only)
-        return event.run_id == self._only
-
-
-class Everything:
-    """A principal's listening to all that it may see."""
-
-    __slots__ = ("_feed", "approver", "by", "kinds", "sink")
-
-    def __init__(
-        self, feed: "Feed", by: Principal, sink: Sink | None, approver: Sink | None, kinds: Collection[EventKind] | None
-    ) -> None:
-        self._feed = feed
-        self.by = by
-        self.sink = sink
-        # Hears events with questions that the principal may answer in runs that it may not see.
-        self.approver = approver
-        self.kinds = kinds
-
-    def close(self) -> None:
-        """Hear nothing more."""
-        self._feed.unfollow_all(self)
-
-
 Take = Callable[[Event, Fence | None], bool]
 
 
@@ -273,7 +75,7 @@ class Feed:
         self._everything: dict[Principal, tuple[Everything, ...]] = {}
         # By session, sender and kind: whose session it was when the question was asked, and who hears the event.
         self._audiences: dict[tuple[SessionId, Principal | None, EventKind], tuple[Whose, tuple[Take, ...]]] = {}
-        guards.listen(self._audiences.clear)
+        guards.listen(self._reconsider)
 
     # Publishing
 
@@ -312,13 +114,13 @@ class Feed:
 
     def _remove(self, listening: Listening) -> None:
         """Remove a listening that failed: the others must still get the event, and a fall must still happen."""
-        log.exception("a sink of session %s failed and is let go", listening.session)
+        logger.exception("a sink of session %s failed and is let go", listening.session)
         with contextlib.suppress(Exception):
             listening.close(Unavailable("this watch failed and is over; watch again"))
 
     def _remove_from_all(self, take: Take) -> None:
         """Remove a listening to everything that failed."""
-        log.exception("a sink of every session failed and is let go")
+        logger.exception("a sink of every session failed and is let go")
         for each in [each for those in self._everything.values() for each in those]:
             if take in (each.sink and each.sink.take, each.approver and each.approver.take):
                 self.unfollow_all(each)
@@ -364,6 +166,7 @@ class Feed:
         `approver` hears the events whose questions the principal may answer, if it may not see their runs.
         """
         everything = Everything(self, by, sink, approver, kinds)
+        everything.saw_all = self._authority.may(Action.SEE_SESSION, by)
         self._everything[by] = (*self._everything.get(by, ()), everything)
         self._audiences.clear()
         return everything
@@ -398,6 +201,25 @@ class Feed:
         return self._authority.may(Action.SEE_SESSION, by, whose=whose) or self._authority.may(
             action, by, whose=whose, principal=principal
         )
+
+    def _reconsider(self) -> None:
+        """Ask again who may hear: rights have changed. A sink takes back what waits in it and its principal lost."""
+        self._audiences.clear()
+        for each in [each for those in self._everything.values() for each in those]:
+            each.saw_all = each.saw_all or self._authority.may(Action.SEE_SESSION, each.by)
+            # Both sinks of a listening put into the same place.
+            if (sink := each.sink or each.approver) is not None:
+                sink.take_back(partial(self._still_sees, each))
+
+    def _still_sees(self, each: Everything, session: SessionId, run_id: RunId | None, question: bool) -> bool:
+        if question and self._authority.approves(each.by):
+            return True
+        if self._registry.whose(session).owner is None and not each.saw_all:
+            # Memory does not know the session, and memory holds every change of a session's sharing. So there was
+            # none: the principal might see this event when the sink took it, and still may.
+            return True
+        run = None if run_id is None else self._registry.runs.get(run_id)
+        return self.sees(each.by, session, None if run is None else run.principal, question=question)
 
     def _audience(self, session: SessionId, principal: Principal | None, kind: EventKind) -> Iterable[Take]:
         """Return `take` of each sink that hears everything its principal may see, and may hear this event."""
@@ -452,8 +274,12 @@ class Feed:
         return run is None or run.sealed
 
 
-def _current_task() -> "asyncio.Task[object] | None":
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None
+async def whole_log(log: Log, session: SessionId, *, after: int = 0) -> list[Event]:
+    """Return all events of a session's log after a position, read page by page."""
+    events: list[Event] = []
+    while True:
+        page = await read(log.events(session, after=after, limit=PAGE_EVENTS))
+        events.extend(page.events)
+        if len(page.events) < PAGE_EVENTS:
+            return events
+        after = page.events[-1].position

@@ -32,28 +32,26 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import anyio
 import msgspec
 
-from interlock.core.authority import Action, Authority, Whose, may_found
+from interlock.core.answers import Sent
+from interlock.core.authority import Action, Whose, may_found
 from interlock.core.decision import Decision, KeyRow
-from interlock.core.errors import InterlockError, KeyConflict, QueueFull, Refused, Rejected, Unavailable
+from interlock.core.errors import InterlockError, KeyConflict, QueueFull, Refused, Rejected, Unavailable, UnknownSession
 from interlock.core.lifecycle import Move, State
-from interlock.core.names import REPORTS, Effect, Ending, Principal, RunKind, Strategy
+from interlock.core.names import REPORTS, Effect, Ending, Principal, RunKind, SessionId, Strategy
 from interlock.core.outcome import Cause
 from interlock.core.takeover import Admission, Scene, decide, place, strategy_of
-from interlock.runtime.clock import Clock
 from interlock.runtime.deadlines import Deadlines
 from interlock.runtime.ending import Endings, earlier
 from interlock.runtime.fall import Fall, seat_next
-from interlock.runtime.feed import Feed
 from interlock.runtime.flag import Flag
-from interlock.runtime.live import Collection, LiveRun, Sent, delegated, own_session
-from interlock.runtime.naming import UnknownSession
+from interlock.runtime.inside import Inner, Inside
+from interlock.runtime.live import Collection, LiveRun, delegated, own_session
 from interlock.runtime.outlet import Outlet
-from interlock.runtime.registry import Registry, Session
-from interlock.runtime.settings import ARRIVALS, COLLECT_TIMES, COLLECTED, Settings
-from interlock.stores.base import Loaded, Store, StoreFailed, Ticket, Unsure, committed
+from interlock.runtime.registry import Session
+from interlock.runtime.settings import ARRIVALS, COLLECT_TIMES, COLLECTED
+from interlock.stores.base import Loaded, StoreFailed, Ticket, Unsure, committed
 
 # If the store does not take a session's first message, messages that arrived up to this long after it are refused too.
 PATIENCE_SECONDS = 0.1
@@ -61,29 +59,13 @@ PATIENCE_SECONDS = 0.1
 PASSES = 1
 
 
-class Inbox:
+class Inbox(Inner):
     """Admits messages."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        *,
-        store: Store,
-        feed: Feed,
-        endings: Endings,
-        deadlines: Deadlines,
-        authority: Authority,
-        clock: Clock,
-        settings: Settings,
-    ) -> None:
-        self._registry = registry
-        self._store = store
-        self._feed = feed
+    def __init__(self, inside: Inside, *, endings: Endings, deadlines: Deadlines) -> None:
+        super().__init__(inside)
         self._endings = endings
         self._deadlines = deadlines
-        self._authority = authority
-        self._clock = clock
-        self._settings = settings
         self._loop = asyncio.get_running_loop()
 
     def enter(self, run: LiveRun) -> LiveRun:
@@ -169,12 +151,15 @@ class Inbox:
         """
         if run.session.loaded and run.key is None:
             return Loaded()
-        with anyio.move_on_after(self._settings.commit_seconds):
-            try:
-                return await self._store.load(run.session.id, principal=run.principal, key=run.key)
-            except OSError as error:
-                raise StoreFailed(f"the store cannot be read ({error}); nothing was taken, send it again") from error
-        raise StoreFailed("the store did not answer in time; nothing was taken, send it again")
+        unread = SessionId("") if run.session.loaded else run.session.id
+        try:
+            # Not a cancel scope of anyio, which costs twice as much: every message waits here.
+            async with asyncio.timeout(self._settings.commit_seconds):
+                return await self._store.load(unread, principal=run.principal, key=run.key)
+        except TimeoutError:
+            raise StoreFailed("the store did not answer in time; nothing was taken, send it again") from None
+        except OSError as error:
+            raise StoreFailed(f"the store cannot be read ({error}); nothing was taken, send it again") from error
 
     # The one synchronous step. From here to `_store.decide` nothing awaits: the right to send, the takeover, the old
     # run's fall and the new seat belong to one instant and one Decision. With an await in between, two messages could

@@ -2,34 +2,12 @@
 
 import msgspec
 
+from interlock.core.answers import RunInfo
+from interlock.core.answers import SessionInfo as SessionInfo  # noqa: PLC0414 - told on
 from interlock.core.decision import RunRow
 from interlock.core.lifecycle import State
-from interlock.core.names import Principal, RunId, RunKind, SessionId
-from interlock.core.outcome import Outcome
+from interlock.core.names import RunId
 from interlock.runtime.live import LiveRun
-from interlock.stores.base import SessionInfo as SessionInfo  # noqa: PLC0414 - told on
-
-
-class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as a list shows it."""
-
-    id: RunId
-    session: SessionId
-    principal: Principal
-    kind: RunKind
-    state: State
-    generation: int | None = None
-    phase: str | None = None
-    outcome: Outcome | None = None
-    parent: RunId | None = None
-    # For a child: the session at the top of its tree.
-    home: SessionId | None = None
-    agent: str | None = None
-    detached: bool = False
-    depth: int = 0  # below the session's own runs
-    text: str = ""
-    admitted_at: float = 0.0
-    key: str | None = None
 
 
 def info_of(run: LiveRun) -> RunInfo:

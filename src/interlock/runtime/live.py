@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from interlock.core.answers import Sent
 from interlock.core.decision import KeyRow, QuestionRow, RunRow
 from interlock.core.errors import InterlockError
 from interlock.core.events import ChildData, Json
@@ -39,6 +40,7 @@ from interlock.core.names import (
 )
 from interlock.core.outcome import Limit, Outcome
 from interlock.core.receipt import Receipt
+from interlock.core.values import Order
 from interlock.runtime.flag import Flag, Happening
 
 if TYPE_CHECKING:
@@ -115,26 +117,6 @@ class Falling(Protocol):
         ...
 
 
-class Sent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The answer to the sender of a message. `generation` is None while the message waits for the seat.
-
-    `state` says where the message stood at the ack: `seated`, `queued`, or `ended` (it was born stopped, it was stopped
-    before it began, or its key was used before and that run is over).
-    """
-
-    run_id: RunId
-    session: SessionId
-    # The session's owner; None where a used key is answered from the store alone.
-    owner: Principal | None = None
-    generation: int | None = None
-    superseded: RunId | None = None
-    state: State = State.SEATED
-    # The principal who stopped the message before its admission.
-    stopped_by: Principal | None = None
-    # The stop came before the message: its key has a tombstone, or a stop stands after it in its channel.
-    born_stopped: bool = False
-
-
 class Child(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The result of delegated work. For a detached child `outcome` is `pending`: it goes on by itself."""
 
@@ -191,13 +173,6 @@ class Reply:
         self.bytes += len(text) - sum(len(delta) for delta in self._open or ())
         self._open = None
         self.blocks.append(text)
-
-
-class Order(msgspec.Struct, frozen=True, gc=False):
-    """A message's place in its channel, by the channel's own number or time; comparable only within that channel."""
-
-    channel: str
-    at: int | float
 
 
 class Question:

@@ -12,20 +12,9 @@
 
 from collections.abc import Iterable
 
-from interlock.core.errors import BadInput, Unknown
+from interlock.core.errors import BadInput
 from interlock.core.names import LOCAL, Principal, SessionId
 from interlock.runtime.live import RUN_SESSION
-
-
-class UnknownSession(Unknown):
-    """The caller sees no such session. A surface raises it anew with the name that its caller wrote."""
-
-    def __init__(self, session: str, by: str) -> None:
-        super().__init__(
-            f"no session {session!r} for {by}; a session begins with its first message, "
-            "and another's (owner/name) is there only for those it is shared with"
-        )
-        self.session = session
 
 
 class Anothers(str):

@@ -19,10 +19,10 @@ from interlock.core.decision import RunRow
 from interlock.core.errors import BadInput
 from interlock.core.events import Block, Data, Delta, Ended, MessageData
 from interlock.core.names import REPORTS, Effect, RunId
+from interlock.core.values import need_utf8
 from interlock.runtime.feed import Feed
 from interlock.runtime.live import LiveRun
 from interlock.runtime.settings import REPLY_BYTES
-from interlock.runtime.values import need_utf8
 
 
 def tell_again(feed: Feed, row: RunRow, terminal: Ended, *, said: bool, blocks: Iterable[str]) -> None:

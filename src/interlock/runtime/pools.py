@@ -8,11 +8,14 @@
 import gc
 import sys
 import threading
+from collections.abc import Set
 from types import FrameType
 from typing import Any, NamedTuple
 
 # Names of control's own threads begin with this, also those of tools with thread=True.
 OWN = "interlock"
+# The threads of the last look, if all of them were control's own: the next look mostly finds the same ones.
+_only_own: list[tuple[Set[int], list[threading.Thread]]] = []
 
 
 class Nameless(NamedTuple):
@@ -31,11 +34,14 @@ def at_work() -> frozenset[threading.Thread | Nameless]:
     here = threading.current_thread()
     # Frames first, names second. In the other order a thread that starts in between would have a frame, and count as
     # one without a name.
-    running = _frames().keys()
+    running = set(_frames())
     known = threading.enumerate()
+    if _only_own == [(running, known)]:
+        return frozenset()
     found = {each for each in known if each is not here and not each.name.startswith(OWN)}
-    nameless = map(Nameless, running - {each.ident for each in known if each.ident is not None})
-    return frozenset([*(found - idle() if found else ()), *nameless])
+    nameless = running - {each.ident for each in known if each.ident is not None}
+    _only_own[:] = [] if found or nameless else [(running, known)]
+    return frozenset([*(found - idle() if found else ()), *map(Nameless, nameless)])
 
 
 def idle() -> set[threading.Thread]:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from interlock.core.answers import HostsInfo
 from interlock.core.errors import BadInput
 from interlock.core.names import CallId
 from interlock.processes.notice import Notice, heard
 from interlock.processes.workers import pack
-from interlock.runtime.driver import HostsInfo
 from interlock.runtime.inline import Bodies, DaemonThreads, Leash, Strangers, Threads
 from interlock.runtime.live import LiveRun
 from interlock.runtime.run import Agent, Message, Run, Work

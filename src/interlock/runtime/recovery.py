@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from interlock.core.answers import Sent
 from interlock.core.decision import Decision, RunRow
 from interlock.core.events import (
     ChildEnd,
@@ -51,19 +52,18 @@ from interlock.core.outcome import Cause, Outcome
 from interlock.core.receipt import Receipt, Totals, split
 from interlock.core.story import BETWEEN, OPEN_CALLS, Conversation, Story
 from interlock.processes.base import Processes
-from interlock.runtime.clock import Clock
 from interlock.runtime.ending import Endings
 from interlock.runtime.fall import seat_next, without_result
-from interlock.runtime.feed import Feed
+from interlock.runtime.feed import whole_log
 from interlock.runtime.inbox import Inbox
-from interlock.runtime.live import RUN_SESSION, Child, Collection, LiveRun, Question, Sent, ToolCall
+from interlock.runtime.inside import Inner, Inside
+from interlock.runtime.live import RUN_SESSION, Child, Collection, LiveRun, Question, ToolCall
 from interlock.runtime.outlet import Outlet, tell_again
-from interlock.runtime.registry import Registry, Session
+from interlock.runtime.registry import Session
 from interlock.runtime.reporting import Reporting
-from interlock.runtime.settings import CRASHES, RECOVERED, Settings
+from interlock.runtime.settings import CRASHES, RECOVERED
 from interlock.runtime.stage import Stage
-from interlock.runtime.watch import whole_log
-from interlock.stores.base import Store, Ticket, read
+from interlock.stores.base import Ticket, read
 
 log = logging.getLogger("interlock")
 
@@ -92,33 +92,25 @@ class Gone:
         self.state = BodyState.ABANDONED
 
 
-class Recovery:
+class Recovery(Inner):
     """Settles what an earlier start left unsettled."""
 
     def __init__(
         self,
-        registry: Registry,
+        inside: Inside,
         *,
-        store: Store,
-        feed: Feed,
         endings: Endings,
         inbox: Inbox,
         stage: Stage,
         reporting: Reporting,
         processes: Processes,
-        clock: Clock,
-        settings: Settings,
     ) -> None:
-        self._registry = registry
-        self._store = store
-        self._feed = feed
+        super().__init__(inside)
         self._endings = endings
         self._inbox = inbox
         self._stage = stage
         self._reporting = reporting
         self._processes = processes
-        self._clock = clock
-        self._settings = settings
         self._swept = True
         self._insisted: list[Ticket] = []
         self._gaps: set[SessionId] = set()

@@ -23,9 +23,10 @@ from interlock.core.fence import StoredGenerations
 from interlock.core.lifecycle import Move
 from interlock.core.names import Ending, May, Principal, QuestionId, ReceiptId, RunId, RunKind, SessionId, Strategy
 from interlock.core.outcome import Outcome
+from interlock.core.values import Order
 from interlock.runtime.flag import Flag
 from interlock.runtime.holds import Holds
-from interlock.runtime.live import Falling, Kept, LiveRun, Order, Question
+from interlock.runtime.live import Falling, Kept, LiveRun, Question
 from interlock.runtime.numbers import Count, Numbers, Positions
 from interlock.runtime.settings import CRASHES
 

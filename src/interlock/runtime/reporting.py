@@ -20,16 +20,14 @@ from interlock.core.names import Announce, Ending, RunId, RunKind
 from interlock.core.outcome import Cause, Outcome
 from interlock.core.projection import announcement
 from interlock.core.takeover import report_kind
-from interlock.runtime.clock import Clock
-from interlock.runtime.crew import Crew
+from interlock.core.values import MESSAGE_BYTES
 from interlock.runtime.ending import Endings
 from interlock.runtime.fall import Fall
-from interlock.runtime.feed import Feed
 from interlock.runtime.inbox import Inbox
+from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.live import RUN_SESSION, Child, LiveRun
 from interlock.runtime.outlet import Outlet
-from interlock.runtime.registry import Registry, Session
-from interlock.runtime.settings import MESSAGE_BYTES
+from interlock.runtime.registry import Session
 
 
 class Carrier(Protocol):
@@ -40,27 +38,14 @@ class Carrier(Protocol):
         ...
 
 
-class Reporting:
+class Reporting(Inner):
     """Makes reports of detached children that fall, and brings them home."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        *,
-        stage: Carrier,
-        inbox: Inbox,
-        endings: Endings,
-        feed: Feed,
-        crew: Crew,
-        clock: Clock,
-    ) -> None:
-        self._registry = registry
+    def __init__(self, inside: Inside, *, stage: Carrier, inbox: Inbox, endings: Endings) -> None:
+        super().__init__(inside)
         self._stage = stage
         self._inbox = inbox
         self._endings = endings
-        self._feed = feed
-        self._crew = crew
-        self._clock = clock
         endings.report = self.report
 
     def report(self, fall: Fall) -> None:

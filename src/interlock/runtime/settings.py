@@ -9,8 +9,6 @@ SERVED = ""  # in `agent_deadlines`: the agent that control serves
 ARRIVALS = 10_000  # undecided messages per session
 FALLS = 20_000  # falls that are not yet durable and drained
 REPLY_BYTES = 4 * 1024 * 1024  # text per run
-MESSAGE_BYTES = 1024 * 1024  # text per message
-INSTRUCTION_BYTES = 256 * 1024  # instructions per message
 VALUE_BYTES = 8 * 1024 * 1024  # JSON of one tool call's arguments, or of its result
 INPUT_BYTES = 8 * 1024 * 1024  # input per process
 TOOLS_LISTED = 100  # tool calls in one receipt
@@ -32,7 +30,6 @@ RECOVERED = 256  # sessions that recovery settles at a time
 SHARES = 100  # per session
 WAKES = 100  # schedules per session
 WAKE_SECONDS = 1.0  # the shortest interval of a schedule
-WATCH_EVENTS = 1_024  # events in one watcher's buffer; beyond it the watcher reads the store
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

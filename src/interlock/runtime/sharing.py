@@ -8,51 +8,26 @@
    the other.
 """
 
-import msgspec
-
-from interlock.core.authority import Action, Authority
+from interlock.core.answers import Shared
+from interlock.core.authority import Action
 from interlock.core.decision import Decision, ShareRow
-from interlock.core.errors import BadInput, Refused
+from interlock.core.errors import BadInput, Refused, UnknownSession
 from interlock.core.names import LOCAL, May, Principal, SessionId
 from interlock.runtime.ending import Endings
-from interlock.runtime.guards import Guards
 from interlock.runtime.inbox import Inbox
-from interlock.runtime.naming import UnknownSession
-from interlock.runtime.registry import Registry, Session
-from interlock.runtime.settings import SHARES, Settings
-from interlock.stores.base import Store, StoreFailed, committed, read
+from interlock.runtime.inside import Inner, Inside
+from interlock.runtime.registry import Session
+from interlock.runtime.settings import SHARES
+from interlock.stores.base import StoreFailed, committed, read
 
 
-class Shared(msgspec.Struct, frozen=True, kw_only=True):
-    """A session's owner and shares. `durable` False: the change counts, but the store does not have it yet."""
-
-    session: SessionId
-    owner: Principal
-    shares: dict[Principal, May]
-    durable: bool = True
-
-
-class Sharing:
+class Sharing(Inner):
     """Gives and takes rights to sessions."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        *,
-        store: Store,
-        authority: Authority,
-        guards: Guards,
-        inbox: Inbox,
-        endings: Endings,
-        settings: Settings,
-    ) -> None:
-        self._registry = registry
-        self._store = store
-        self._authority = authority
-        self._guards = guards
+    def __init__(self, inside: Inside, *, inbox: Inbox, endings: Endings) -> None:
+        super().__init__(inside)
         self._inbox = inbox
         self._endings = endings
-        self._settings = settings
         # The position of the latest change for a principal, while its write is on its way.
         self._latest: dict[tuple[SessionId, Principal], int] = {}
 

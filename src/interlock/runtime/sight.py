@@ -3,19 +3,22 @@
 1. A run that the caller may not see is answered like one that does not exist: None.
 2. One fall may take runs of several principals (an owner stops the session). Each caller is shown the runs of the
    receipt that it may see, and no sums over the others.
-3. Nothing here bounds how long the store may take; the verbs that call it do.
+3. `owned` and `seen` bound how long the store may take; of the others, the verbs that call them do.
 """
 
 import msgspec
 
+from interlock.core.answers import SessionInfo
 from interlock.core.authority import NOBODYS, Action, Authority, Whose
 from interlock.core.decision import QuestionRow, RunRow
+from interlock.core.errors import Unknown, UnknownSession
+from interlock.core.lifecycle import State
 from interlock.core.names import Drain, Ending, Principal, ReceiptId, RunId, SessionId
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt, shown
 from interlock.runtime.live import Falling, LiveRun
 from interlock.runtime.registry import Registry
-from interlock.stores.base import SessionInfo, Store
+from interlock.stores.base import Store, read
 
 
 class Sight:
@@ -47,6 +50,25 @@ class Sight:
     async def whose(self, session_id: SessionId) -> Whose:
         """Return a session's owner and shares."""
         return (await self.session(session_id))[0]
+
+    async def owned(self, session_id: SessionId, by: Principal, action: Action = Action.SEE_SESSION) -> int:
+        """Return where a session's transcript begins; raise if there is none on which the caller may act."""
+        whose, since = await read(self.session(session_id))
+        if whose.owner is None or not self._authority.may(action, by, whose=whose):
+            raise UnknownSession(session_id, by)
+        return since
+
+    async def seen(self, run_id: RunId, by: Principal) -> tuple[SessionId, RunId] | None:
+        """Return session and id of a run the caller may see (of its absorber, if aliased); None if it was withdrawn."""
+        live = self._registry.runs.get(run_id)
+        if live is not None and self.may_see(by, live):
+            # Until the ack nothing of a run is public, and it may still be withdrawn.
+            await live.acked.wait()
+            return None if live.state is State.WITHDRAWN else (live.session.id, live.itself.id)
+        row = await read(self.row(run_id, by)) if live is None else None
+        if row is None:
+            raise Unknown(f"no run {run_id!r} that {by} may see; `runs` lists them")
+        return row.session, row.id
 
     async def may_see_row(self, by: Principal, row: RunRow) -> bool:
         """Return whether the caller may see a stored run; for a child, the rights of its home count."""

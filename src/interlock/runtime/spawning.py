@@ -24,17 +24,17 @@ from typing import Any
 import anyio
 import msgspec
 
+from interlock.core.answers import ProcessInfo
 from interlock.core.errors import BadInput
 from interlock.core.events import ProcessData
-from interlock.core.names import Effect, Principal, ProcessState, RunId, SessionId
+from interlock.core.names import Effect, Principal, ProcessState
 from interlock.processes.base import Containment, Process, Processes, SpawnFailed, SpawnOrder, Worker
-from interlock.runtime.clock import Clock
-from interlock.runtime.crew import Crew
 from interlock.runtime.flag import Flag, Happening
+from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.live import Kept, LiveRun
 from interlock.runtime.outlet import Outlet
-from interlock.runtime.registry import Registry, Session
-from interlock.runtime.settings import COMMAND_CHARACTERS, PROCESSES, Settings
+from interlock.runtime.registry import Session
+from interlock.runtime.settings import COMMAND_CHARACTERS, PROCESSES
 
 LIVE_CHARACTERS = 2_000  # of a live process's output, in a list
 EXIT_CHARACTERS = 1_000  # of its output, in the event of its exit
@@ -59,21 +59,6 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     def output(self) -> str:
         """Output and error output, as text."""
         return self.data.decode("utf-8", "replace")
-
-
-class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A live process as a list shows it."""
-
-    pid: int | None
-    command: str
-    run_id: RunId
-    started_at: float
-    # The session whose stop ends the process.
-    session: SessionId = SessionId("")
-    name: str | None = None
-    detached: bool = False
-    # The end of the output.
-    tail: str = ""
 
 
 class Running:
@@ -204,17 +189,12 @@ class Running:
         )
 
 
-class Spawning:
+class Spawning(Inner):
     """Starts processes for runs."""
 
-    def __init__(
-        self, registry: Registry, *, processes: Processes, crew: Crew, clock: Clock, settings: Settings
-    ) -> None:
-        self._registry = registry
+    def __init__(self, inside: Inside, *, processes: Processes) -> None:
+        super().__init__(inside)
         self._processes = processes
-        self._crew = crew
-        self._clock = clock
-        self._settings = settings
 
     async def spawn(self, run: LiveRun, outlet: Outlet, order: SpawnOrder) -> Running:
         """Start a process; return when it runs."""

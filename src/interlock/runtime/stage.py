@@ -23,33 +23,29 @@ from interlock.core.lifecycle import Move, State
 from interlock.core.names import Effect, Ending, ErrorKind, RunKind
 from interlock.core.outcome import Cause, cause_of
 from interlock.runtime.approvals import Approvals, Policy
-from interlock.runtime.clock import Clock
-from interlock.runtime.crew import Crew
 from interlock.runtime.deadlines import Deadlines
 from interlock.runtime.delegation import Delegation
 from interlock.runtime.driver import AgentFailed, Driver, kind_of
 from interlock.runtime.ending import Endings
-from interlock.runtime.feed import Feed
 from interlock.runtime.gate import Gate
 from interlock.runtime.inbox import Inbox, endings_told
 from interlock.runtime.inline import Dropped
+from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.live import LiveRun
 from interlock.runtime.outlet import Outlet
-from interlock.runtime.registry import Registry
 from interlock.runtime.run import Message, Part
-from interlock.runtime.settings import Settings
 from interlock.runtime.spawning import Spawning
 from interlock.runtime.tool import describe_error
 from interlock.runtime.verbs import Verbs
-from interlock.stores.base import Store, Unsure, committed
+from interlock.stores.base import Unsure, committed
 
 
-class Stage:
+class Stage(Inner):
     """Takes messages through their life: admitted, seated, started, driven, ended."""
 
     def __init__(
         self,
-        registry: Registry,
+        inside: Inside,
         *,
         driver: Driver,
         policy: Policy,
@@ -57,27 +53,19 @@ class Stage:
         inbox: Inbox,
         endings: Endings,
         deadlines: Deadlines,
-        feed: Feed,
-        store: Store,
-        crew: Crew,
         spawning: Spawning,
-        clock: Clock,
-        settings: Settings,
     ) -> None:
-        self._registry = registry
+        super().__init__(inside)
         self._driver = driver
         self._policy = policy
         self._approvals = approvals
         self._inbox = inbox
         self._endings = endings
         self._deadlines = deadlines
-        self._feed = feed
-        self._store = store
-        self._crew = crew
         self._spawning = spawning
-        self._clock = clock
-        self._settings = settings
-        self._delegation = Delegation(registry, stage=self, names=driver.names, endings=endings, clock=clock)
+        self._delegation = Delegation(
+            inside.registry, stage=self, names=driver.names, endings=endings, clock=inside.clock
+        )
 
     def begin(self, run: LiveRun) -> LiveRun:
         """Register a message and start its task, in this step; return the run that answers it.

@@ -10,8 +10,8 @@ import msgspec
 from interlock.core.errors import BadInput
 from interlock.core.events import Json
 from interlock.core.names import ToolState
+from interlock.core.values import name_of, number_of
 from interlock.runtime.settings import VALUE_BYTES
-from interlock.runtime.values import name_of, number_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "__interlock_tool__"

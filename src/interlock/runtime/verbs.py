@@ -22,6 +22,7 @@ from interlock.processes.base import SpawnOrder
 from interlock.runtime.approvals import Approvals
 from interlock.runtime.crew import Crew
 from interlock.runtime.delegation import Delegation
+from interlock.runtime.feed import whole_log
 from interlock.runtime.gate import Gate
 from interlock.runtime.holds import Hold, Holds, Place
 from interlock.runtime.inbox import Inbox
@@ -30,7 +31,6 @@ from interlock.runtime.outlet import Outlet
 from interlock.runtime.run import Message, Part
 from interlock.runtime.spawning import Running, Spawning
 from interlock.runtime.tool import ToolSpec
-from interlock.runtime.watch import whole_log
 from interlock.stores.base import Log
 
 

@@ -13,41 +13,26 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import datetime
 
-import msgspec
 from cronsim import CronSim, CronSimError
 
+from interlock.core.answers import Wake
 from interlock.core.decision import Decision, WakeRow
 from interlock.core.errors import BadInput, InterlockError, Refused
-from interlock.core.names import Principal, RunId, RunKind, SessionId, WakeId
-from interlock.runtime.clock import Clock
+from interlock.core.names import RunId, RunKind, SessionId, WakeId
+from interlock.core.values import number_of
 from interlock.runtime.delegation import Starter
 from interlock.runtime.ending import Endings
+from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.live import LiveRun
-from interlock.runtime.registry import Registry
 from interlock.runtime.settings import WAKE_SECONDS, WAKES
-from interlock.runtime.values import number_of
 from interlock.stores.base import Ticket
 
 log = logging.getLogger("interlock")
 
 # A timer looks at the wall clock at least this often, because the clock may be set.
 LONGEST_TIMER_SECONDS = 86_400.0
-
-
-class Wake(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule as its owner sees it. `skipped` counts the wakes that were skipped since the server started."""
-
-    id: WakeId
-    session: SessionId
-    text: str
-    by: Principal
-    next_at: float | None = None
-    at: float | None = None
-    every: float | None = None
-    cron: str | None = None
-    skipped: int = 0
 
 
 class _Armed:
@@ -67,17 +52,16 @@ class _Armed:
             self.last = None
 
 
-class Wakes:
+class Wakes(Inner):
     """Every schedule of this control."""
 
-    def __init__(self, registry: Registry, *, stage: Starter, endings: Endings, clock: Clock) -> None:
-        self._registry = registry
+    def __init__(self, inside: Inside, *, stage: Starter, endings: Endings) -> None:
+        super().__init__(inside)
         self._stage = stage
         self._endings = endings
-        self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._armed: dict[WakeId, _Armed] = {}
-        # Schedules on their way into the store.
+        # Schedules on their way into the inside.store.
         self._making: Counter[SessionId] = Counter()
 
     @contextmanager
@@ -193,7 +177,7 @@ def next_time(row: WakeRow, after: float) -> float | None:
 
 
 def schedule(
-    at: datetime | float | None, every: timedelta | float | None, cron: str | None, now: float
+    at: float | None, every: float | None, cron: str | None, now: float
 ) -> tuple[float | None, float | None, str | None]:
     """Return (at, every, cron) with one of them set, as numbers and text, or raise what is wrong."""
     if [at, every, cron].count(None) != 2:
@@ -205,14 +189,11 @@ def schedule(
             raise BadInput(f"cron {cron!r:.80} is not a schedule ({error}); an example: '0 9 * * mon-fri'") from None
         return None, None, str(cron)
     if every is not None:
-        seconds = every.total_seconds() if isinstance(every, timedelta) else number_of(every)
+        seconds = number_of(every)
         if not WAKE_SECONDS <= seconds < 10 * 366 * 86_400:
             raise BadInput(f"every= is {WAKE_SECONDS} or more seconds, not {every!r:.40}")
         return None, seconds, None
-    try:
-        instant = at.timestamp() if isinstance(at, datetime) else number_of(at)
-    except (ValueError, OverflowError, OSError):
-        instant = 0.0
+    instant = number_of(at)
     if not now < instant < now + 100 * 366 * 86_400:
         raise BadInput(f"at= is a time to come, not {at!r:.60}")
     return instant, None, None

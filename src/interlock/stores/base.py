@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 import anyio
 import msgspec
 
+from interlock.core.answers import SessionInfo
 from interlock.core.decision import (
     Decision,
     EpochRow,
@@ -153,17 +154,6 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
     events: tuple[Event, ...] = ()
     lost_to: int = 0
-
-
-class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A session as a list shows it."""
-
-    session: SessionRow
-    runs: int
-    # How many of the runs have not ended.
-    open: int
-    # When the latest message was admitted.
-    latest_at: float | None = None
 
 
 class Pruned(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from interlock.core.answers import SessionInfo
 from interlock.core.decision import (
     Decision,
     EpochRow,
@@ -29,17 +30,7 @@ from interlock.core.names import (
     SessionId,
 )
 from interlock.core.receipt import Receipt
-from interlock.stores.base import (
-    Loaded,
-    OldToken,
-    Page,
-    Pruned,
-    SessionInfo,
-    StoreFailed,
-    Ticket,
-    Written,
-    is_unsettled,
-)
+from interlock.stores.base import Loaded, OldToken, Page, Pruned, StoreFailed, Ticket, Written, is_unsettled
 from interlock.stores.memory_rows import MemoryRows, SessionLog
 
 

@@ -6,7 +6,9 @@
 3. A line is dated, and its text is made, when it is logged: what it tells of may change before the thread renders it.
 """
 
+import json
 import logging
+import re
 import sys
 import threading
 from collections import deque
@@ -14,12 +16,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
-import structlog
-from structlog.processors import JSONRenderer, TimeStamper, format_exc_info
-
 LINES: Final = 10_000  # waiting for the thread
 PAUSE_SECONDS: Final = 0.05  # for more lines, before the thread writes
 FINISH_SECONDS: Final = 1.0
+USUAL: Final = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}  # of every record
 
 
 class _Thread(logging.Handler):
@@ -75,34 +75,39 @@ class _Thread(logging.Handler):
         self._thread.join(FINISH_SECONDS)
 
 
-def _add_time(_: object, __: str, event: structlog.types.EventDict) -> structlog.types.EventDict:
-    """Add the time at which a record was made."""
-    made = datetime.fromtimestamp(event["_record"].created, UTC)
-    event["timestamp"] = made.isoformat(timespec="microseconds").replace("+00:00", "Z")
-    return event
+class _Lines(logging.Formatter):
+    """Renders a record: as JSON, or as a plain line in which nothing can control the terminal."""
+
+    def __init__(self, *, plain: bool) -> None:
+        super().__init__()
+        self._plain = plain
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record's line, with everything that its `extra` holds."""
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        event, level, logger = record.getMessage(), record.levelname.lower(), record.name
+        extra = {name: value for name, value in vars(record).items() if name not in USUAL}
+        trace = {"exception": self.formatException(record.exc_info)} if record.exc_info else {}
+        trace |= {"stack_info": record.stack_info} if record.stack_info else {}
+        if not self._plain:
+            facts = {"event": event, "level": level, "logger": logger, **extra, "timestamp": at, **trace}
+            return json.dumps(facts, default=repr)
+        said = f"{event} [{logger}]" + "".join(f" {name}={value!r}" for name, value in extra.items())
+        lines = (said, *(line for text in trace.values() for line in text.splitlines()))
+        return f"{at} [{level:<8}] " + "\n".join(re.sub(r"[^\x20-\x7e]", _escaped, line) for line in lines)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0] if found[0].isprintable() else repr(found[0])[1:-1]
 
 
 def set_up_logging(level: str) -> Callable[[], None]:
     """Set up logging for our code and the libraries; return a function that waits for the last lines to be written."""
-    add_names = (structlog.stdlib.add_log_level, structlog.stdlib.add_logger_name)
-    formatter = structlog.stdlib.ProcessorFormatter
-    # The agent's own code may log by structlog; the rest of this process logs by the standard library.
-    structlog.configure(
-        processors=[*add_names, TimeStamper(fmt="iso", utc=True), format_exc_info, formatter.wrap_for_formatter],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=True,
-    )
-    renderer: structlog.types.Processor = JSONRenderer()
-    if sys.stderr.isatty():
-        # Strings are written as their repr, so that escape sequences in a name cannot control the terminal.
-        renderer = structlog.dev.ConsoleRenderer(
-            repr_native_str=True, exception_formatter=structlog.dev.plain_traceback, pad_event_to=0
-        )
     out = logging.StreamHandler()
-    last = [formatter.remove_processors_meta, renderer]
-    first: list[structlog.types.Processor] = [*add_names, structlog.stdlib.ExtraAdder(), _add_time, format_exc_info]
-    out.setFormatter(formatter(processors=last, foreign_pre_chain=first))
+    out.setFormatter(_Lines(plain=sys.stderr.isatty()))
+    # No line tells where in the code it was logged, and a record that need not know costs half.
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     thread = _Thread(out)
     logging.basicConfig(level=level.upper(), handlers=[thread], force=True)
     return thread.finish

@@ -6,7 +6,8 @@
    number.
 3. The answer to a stop goes to the head, together with the items of its session that wait, in their order: a reader
    must not see the answer before the events that it follows. Ticks and falls go to the head too, nothing else does.
-4. Waiting texts of one stream are joined into one frame. They are written at the gateway's pace, other items at once.
+4. Waiting texts of one stream are joined into one frame. They are written at the gateway's pace, other items when the
+   loop next comes round, so that the end of a run, the answer to its stop and the texts before them are one write.
 5. The outbox holds at most BUFFER_BYTES. Beyond that the reader is too slow, and its line is closed. A watch, which can
    read its events again later, puts nothing into an outbox that is `full`, and goes on when there is room.
 """
@@ -17,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Final, Protocol
 
-from interlock.core.fence import Fence
+from interlock.core.events import Source
 from interlock.core.names import SessionId
 
 # Unwritten bytes of one line.
@@ -39,7 +40,7 @@ class Item(Protocol):
         ...
 
     @property
-    def source(self) -> Fence | None:
+    def source(self) -> Source | None:
         """The fence of the item's run."""
         ...
 
@@ -161,6 +162,7 @@ class Outbox:
         self._number = 0
         self._paced = False  # the pace will wake this outbox
         self._due = False  # there is something to write
+        self._waking = False  # the loop will wake this outbox when it next comes round
         self._waiter: asyncio.Future[None] | None = None
         # Called when there is room again.
         self._short: list[Callable[[], object]] = []
@@ -179,7 +181,7 @@ class Outbox:
         if stream is None:
             self._growing.clear()
             (self._urgent if urgent else self._held).append(Held(item, label, size))
-            self.wake()
+            self._wake_soon()
         elif (held := self._growing.get((stream, label))) is not None and held.characters < JOINED_CHARACTERS:
             held.items.append(item)
             held.characters += item.characters
@@ -221,13 +223,17 @@ class Outbox:
         answer = Answer(frame, about)
         (self._urgent if urgent or hasten else self._held).append(answer)
         self._bytes += answer.size
-        self.wake()
+        self._wake_soon()
         if self._bytes > BUFFER_BYTES:
             self._overflow()
 
     def keep(self, wanted: Callable[[Item, bytes], bool]) -> None:
         """Remove the items that `wanted` refuses; answers stay."""
         self._filter(lambda held: isinstance(held, Answer) or wanted(held.items[0], held.label))
+
+    def clear(self) -> None:
+        """Remove everything, answers too: the line's reader has lost every right."""
+        self._filter(lambda held: False)
 
     def _filter(self, wanted: Callable[[Held | Answer], bool]) -> None:
         for queue in (self._held, self._urgent):
@@ -281,9 +287,17 @@ class Outbox:
     def wake(self) -> None:
         """Have the pump write."""
         self._due = True
-        self._paced = False
+        self._paced = self._waking = False
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def _wake_soon(self) -> None:
+        """Have the pump write when the loop next comes round."""
+        self._due = True
+        self._paced = False
+        if not self._waking and self._waiter is not None and not self._waiter.done():
+            self._waking = True
+            self._waiter.get_loop().call_soon(self.wake)
 
     async def wait(self) -> bool:
         """Wait until there is something to write; False if there will be nothing."""

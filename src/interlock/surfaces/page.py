@@ -5,7 +5,8 @@
    guess no content type.
 3. A code comes in the body of a request, works once, and is exchanged for a token. Neither is in a URL, a log or the
    audit. A wrong code counts as a wrong token.
-4. Waiting for the disk and drawing happen in a thread, so that a stop never waits for them.
+4. Waiting for the disk and drawing happen in a thread, so that a stop never waits for them. A token that was revoked
+   meanwhile gets nothing.
 
 The page is one more client. It calls the gateway's own methods, draws the events of `watch`, and decides nothing. Its
 model seals a run at the terminal event, so a later frame of that run is not drawn. The words for endings come from
@@ -30,14 +31,18 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from interlock.core.errors import InterlockError
+from interlock.access.failures import RATE_LIMITED
+from interlock.access.files import AccessFailed
+from interlock.access.tokens import Caller
+from interlock.core.errors import InterlockError, Refused, Unknown
 from interlock.core.names import EARLY
 from interlock.core.projection import TABLE, WHOSE
-from interlock.surfaces.access import RATE_LIMITED, Access, AccessFailed, Caller, Scope
-from interlock.surfaces.drawing import draw
+from interlock.core.scopes import Scope
+from interlock.core.verbs import Timeline
+from interlock.protocol.drawing import draw
 
 if TYPE_CHECKING:
-    from interlock.surfaces.gateway import Gateway
+    from interlock.surfaces.gateway.gateway import Gateway
 
 WEB: Final = Path(__file__).parent / "web"
 PAIR_BYTES: Final = 1024
@@ -131,18 +136,17 @@ class Page:
             code = msgspec.json.decode(body, type=Code).code
         except (msgspec.MsgspecError, UnicodeError, RecursionError, ClientDisconnect):
             return _say(400, 'send {"code": …} as JSON')
-        gateway.look_again()
         found = gateway.codes.take(code, time.monotonic())
-        if found is None or gateway.access.own(found.name) != found.of:
+        if found is None or not gateway.access.valid(found.of):
             wrong = gateway.wrong_token(address, code)
             return _say(429 if wrong == RATE_LIMITED else 403, USED)
         try:
-            token = await asyncio.to_thread(Access(gateway.access.directory).add_page, found.name, found.of)
+            caller = gateway.access.who(token := await gateway.tokens.add_page(found.name, found.of))
         except AccessFailed as error:
             log.error("a page could not be paired: %s", error)
             return _say(503, "the pairing could not be kept, the log says why; then `interlock pair` prints a new code")
-        gateway.look_again()
-        caller = gateway.access.who(token)
+        except Refused:
+            caller = None
         if caller is None:  # the principal's token was revoked meanwhile
             return _say(403, USED)
         gateway.audit.note("paired", by=caller.name, address=address)
@@ -153,15 +157,14 @@ class Page:
         token, caller = bearer(request), self.caller(request)
         if isinstance(caller, Response):
             return caller
-        if not self._gateway.access.is_page(token):
-            return _say(403, "this is no page's token; `interlock token` takes others away")
         try:
-            await asyncio.to_thread(Access(self._gateway.access.directory).forget_page, token)
+            await self._gateway.tokens.remove_page(token)
+        except Unknown as error:
+            return _say(403, str(error))
         except AccessFailed as error:
             log.error("a page could not be forgotten: %s", error)
             return _say(503, "the token could not be forgotten, the log says why; try again")
         self._gateway.audit.note("unpaired", by=caller.name, address=address_of(request.scope))
-        self._gateway.look_again()
         return Response(status_code=204, headers=SECRET)
 
     async def _timeline(self, request: Request) -> Response:
@@ -172,18 +175,21 @@ class Page:
             return _say(403, "this token may not read; use one with scope read or write")
         async with self._drawing:
             try:
-                moments = await self._gateway.control.timeline(run, by=caller.name)
+                moments = await self._gateway.house.door(caller.name).ask(Timeline(run=run))
             except InterlockError:
                 moments = []
             if not moments:
                 return _say(404, "there is no such run for you; the conversation names its runs")
             picture = await asyncio.to_thread(draw, moments, title=f"run {run}")
+        if isinstance(gone := self.caller(request), Response):  # the token was revoked while the picture was drawn
+            return gone
         return Response(picture, media_type="image/svg+xml", headers=SECRET)
 
     def caller(self, request: Request) -> Caller | Response:
         """Return the caller whose token a request bears, or the response that refuses it."""
+        if self._gateway.closing:  # another process may have the tokens
+            return _say(503, "the server is closing; try again")
         token = bearer(request)
-        self._gateway.look_again()
         caller = self._gateway.access.who(token) if token else None
         if caller is not None:
             return caller

@@ -28,21 +28,17 @@ from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.protocol import OPEN
 
-from interlock.core.errors import BadInput
-from interlock.surfaces.access import fold
-from interlock.surfaces.connection import CONNECT_SECONDS
-from interlock.surfaces.frames import FRAME_BYTES, PRE_AUTH_BYTES
-from interlock.surfaces.gateway import STRANGERS, STRANGERS_PER_ADDRESS, Gateway
+from interlock.access.failures import fold
+from interlock.protocol.frames import FRAME_BYTES, PRE_AUTH_BYTES
+from interlock.surfaces.gateway.connection import CONNECT_SECONDS
+from interlock.surfaces.gateway.gateway import STRANGERS, STRANGERS_PER_ADDRESS, Gateway
 
-UNSENT_BYTES: Final = 4096  # TCP_NOTSENT_LOWAT of each socket
 UNSEEN_BYTES: Final = 1024  # written before `room` polls the kernel again
 CLOSE_SECONDS: Final = 2.0  # from our close frame until the socket is aborted
 PING_SECONDS: Final = 20.0  # between pings, and for each answer
 # A silent socket older than this makes room for another of its address.
 IDLE_SECONDS: Final = 0.5
 VISITORS: Final = 128  # idle HTTP connections
-BACKLOG: Final = 2048
-TCP_NOTSENT_LOWAT: Final = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
 FULL: Final = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 TOO_LONG: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
@@ -315,31 +311,6 @@ class Server(uvicorn.Server):
 def _no_strangers_bytes(record: logging.LogRecord) -> bool:
     # Uvicorn logs this one with a traceback, so that any peer could fill the log by sending bad bytes.
     return not str(record.msg).startswith("Invalid UTF-8")
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; the sockets that it accepts inherit UNSENT_BYTES."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with contextlib.suppress(OSError):  # some systems have no such option
-            listener.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES)
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        raise BadInput(
-            f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port"
-        ) from None
-    return listener
-
-
-def url_of(listener: socket.socket) -> str:
-    """Return the address of a listening socket as an http URL."""
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def serve(gateway: Gateway, listener: socket.socket, ready: Callable[[], None], until: asyncio.Event) -> None:

@@ -19,6 +19,8 @@ import contextlib
 from contextlib import aclosing
 from typing import Any
 
+from interlock.client.door import Sink
+from interlock.core.answers import Sent
 from interlock.core.decision import Decision
 from interlock.core.errors import InterlockError, Unavailable, Unknown
 from interlock.core.events import (
@@ -31,10 +33,10 @@ from interlock.core.events import (
     MessageData,
     QuestionData,
     ReceiptData,
+    Source,
     Started,
     Tool,
 )
-from interlock.core.fence import Fence
 from interlock.core.lifecycle import State
 from interlock.core.names import (
     PASSING,
@@ -51,9 +53,8 @@ from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 from interlock.core.takeover import ANNOUNCED
 from interlock.runtime.control import Control
-from interlock.runtime.feed import Sink
 from interlock.runtime.inline import DROPPED
-from interlock.runtime.live import Child, Sent
+from interlock.runtime.live import Child
 from interlock.stores.base import Ticket
 from interlock.stores.memory import MemoryStore
 from interlock.testing.rights import EVERYWHERE, READ, Act, Deed, Rights
@@ -73,7 +74,7 @@ class _Sink(Sink):
     def __init__(self, oracle: "Oracle") -> None:
         self._oracle = oracle
 
-    def take(self, event: Event, source: Fence | None) -> bool:
+    def take(self, event: Event, source: Source | None) -> bool:
         self._oracle.arrived(event)
         return True
 

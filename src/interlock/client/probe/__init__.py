@@ -6,7 +6,3 @@
 3. Frames are judged in their order on one connection: a frame behind an answer was sent after it.
 4. A probe works in sessions of its own and stops what it started there, also when it is interrupted.
 """
-
-from interlock.client.probe.commands import BAD_USAGE, commands
-
-__all__ = ["BAD_USAGE", "commands"]

@@ -31,7 +31,7 @@ from interlock.client.probe.verdict import (
 from interlock.client.probe.wire import WRITE, Answer, Request, Told, Wire
 from interlock.client.probe.words import STOPPED, TIMEOUT, Kind, Kinds, of_abort, of_wait
 from interlock.core.errors import InterlockError, Refused
-from interlock.surfaces.frames import PROTOCOL
+from interlock.protocol.frames import PROTOCOL
 
 ANSWER_SECONDS: Final = 10.0  # for the answer to a stop or a second message, and for an end after its limit
 CLEAN_SECONDS: Final = 3.0  # for the last stop of a session

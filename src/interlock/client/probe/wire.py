@@ -11,7 +11,7 @@ import msgspec
 
 from interlock.client.connection import Later, addresses, dial
 from interlock.core.errors import InterlockError, Refused, Unavailable
-from interlock.surfaces.frames import PROTOCOL
+from interlock.protocol.frames import PROTOCOL
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection

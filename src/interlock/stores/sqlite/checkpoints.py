@@ -8,8 +8,9 @@ from pathlib import Path
 
 from interlock.stores.sqlite.schema import connect
 
-# A write-ahead log of this length is copied into the database by a thread beside the writer.
-CHECKPOINT_BYTES = 4 * 1024 * 1024
+# Each time that the write-ahead log has grown by this length, a thread beside the writer copies it into the database. A
+# copy has its own fsyncs, which a commit at the same time waits for.
+CHECKPOINT_BYTES = 16 * 1024 * 1024
 # From this length on the writer itself starts the write-ahead log anew, but only when fewer than RESTART_PAGES are left
 # to copy: callers wait while it does.
 RESTART_BYTES = 64 * 1024 * 1024
@@ -25,8 +26,9 @@ class Checkpoints:
         self._path = path
         self._wal = path.with_name(f"{path.name}-wal")
         self._failed = failed
-        # Pages of the write-ahead log that the last copy left behind.
-        self._backlog: int | None = None
+        # The length at the last copy, and the pages of it that the copy left behind. A copy that leaves none lets the
+        # next commit start the write-ahead log anew.
+        self._length = self._backlog = 0
         self._copying: threading.Thread | None = None
 
     def copy_if_long(self, connection: sqlite3.Connection) -> None:
@@ -34,9 +36,10 @@ class Checkpoints:
         with contextlib.suppress(OSError, sqlite3.Error):
             if self._copying is not None and self._copying.is_alive():
                 return
-            if self._backlog is not None and self._backlog < RESTART_PAGES and self._reaches(RESTART_BYTES):
+            long = self._length >= RESTART_BYTES and self._reaches(RESTART_BYTES)
+            if long and self._backlog < RESTART_PAGES:
                 self._checkpoint(connection, "RESTART")
-            elif self._reaches(CHECKPOINT_BYTES):
+            elif long or self._reaches(min(self._length + CHECKPOINT_BYTES, RESTART_BYTES)):
                 self._copying = threading.Thread(target=self._copy, name="interlock store copies", daemon=True)
                 self._copying.start()
 
@@ -59,7 +62,8 @@ class Checkpoints:
     def _checkpoint(self, connection: sqlite3.Connection, how: str) -> None:
         try:
             _, pages, copied = connection.execute(f"PRAGMA wal_checkpoint({how})").fetchone()
-            self._backlog = pages - copied if how == "PASSIVE" else None
+            self._backlog = pages - copied if how == "PASSIVE" else 0
+            self._length = pages * FRAME_BYTES if self._backlog else 0
         # Pages that cannot be copied stay in the write-ahead log, and are lost only if the disk's content is unknown.
         except sqlite3.Error as error:
             self._failed(error)

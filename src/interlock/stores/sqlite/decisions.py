@@ -1,14 +1,18 @@
-"""One Decision as statements, inside the writer's open transaction; every part is conditional."""
+"""Decisions as statements, inside the writer's open transaction; every part is conditional.
+
+`sqlite3` gives the interpreter's lock away several times in each statement, and the loop may keep it for milliseconds.
+So decisions of which no two touch the same row are carried out together, each statement with the rows of all of them.
+"""
 
 import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
 
 from interlock.core.decision import Decision, Verdict
-from interlock.core.names import Drain, RunId
+from interlock.core.names import RunId
 from interlock.core.outcome import Outcome
-from interlock.core.receipt import Receipt
 from interlock.stores.base import OldToken, StoreFailed
 from interlock.stores.sqlite import rows
-from interlock.stores.sqlite.schema import statements
+from interlock.stores.sqlite.schema import many, statements
 
 Answer = Verdict | StoreFailed
 
@@ -16,36 +20,105 @@ SQL = {**statements("decisions"), **statements("events")}
 IN = Verdict()
 
 
-def carry_out(db: sqlite3.Connection, decision: Decision) -> Answer:
-    """Write one decision."""
+def carry_out(db: sqlite3.Connection, decisions: Sequence[Decision]) -> list[Answer]:
+    """Write decisions, in their order."""
+    return [answer for stretch in _stretches(decisions) for answer in _carry_out(db, stretch)]
+
+
+def _stretches(decisions: Sequence[Decision]) -> Iterator[list[Decision]]:
+    """Cut a batch into stretches of decisions of which no two touch the same row: within one, order means nothing."""
+    stretch: list[Decision] = []
+    touched: set[str] = set()
+    for decision in decisions:
+        names = None if _is_unusual(decision) else _names(decision)
+        if stretch and (names is None or not touched.isdisjoint(names)):
+            yield stretch
+            stretch, touched = [], set()
+        stretch.append(decision)
+        if names is None:
+            yield stretch
+            stretch = []
+        else:
+            touched.update(names)
+    if stretch:
+        yield stretch
+
+
+def _is_unusual(decision: Decision) -> bool:
+    """Return whether a decision holds more than a run's admission, start and ending, and is carried out alone."""
+    return bool(
+        decision.writer or decision.told or decision.tombstones or decision.tools or decision.aliases
+        or decision.questions or decision.wakes or decision.unwakes or decision.marks or decision.stops
+        or decision.shares or decision.epochs or decision.rises
+    )  # fmt: skip
+
+
+def _names(decision: Decision) -> list[str]:
+    """Return the sessions and runs whose rows a usual decision reads or writes."""
+    names: list[str] = [*decision.starts]
+    names += [row.id for row in decision.sessions]
+    names += [name for run in (*decision.admissions, *decision.endings) for name in (run.id, run.session)]
+    names += [key.run_id for key in decision.keys]
+    names += [run.id for receipt in decision.receipts for run in receipt.runs]
+    return names
+
+
+def _carry_out(db: sqlite3.Connection, decisions: list[Decision]) -> list[Answer]:
+    """Write decisions of which no two touch the same row."""
+    first = decisions[0]
+    if first.writer is not None:
+        known = db.execute(SQL["writer_right"], (first.writer.session,)).fetchone()
+        if known is not None and known[0] > first.writer.generation:
+            return [OldToken("the session's writer right has passed to another run; this one is over")]
+    many(db, SQL["keep_session"], [rows.of_session(row) for each in decisions for row in each.sessions])
+    many(db, SQL["admit_run"], [rows.of_run(run) for each in decisions for run in each.admissions])
+    endings = [run for each in decisions for run in each.endings]
+    receipts = [receipt for each in decisions for receipt in each.receipts]
+    notes = {run.id: (each.id, int(run.outcome.drained)) for each in receipts for run in each.runs}
+    found: dict[RunId, Outcome] = {}
+    if many(db, SQL["end_run"], [(*rows.of_run(run), *notes.get(run.id, (None, 0))) for run in endings]) < len(endings):
+        told = {run.id: run.outcome for run in endings if run.outcome is not None}
+        found = {run: other for run, other in _standing(db, told) if not other.same_story(told[run])}
+    else:
+        # The usual fall: the statement that wrote its endings has noted its receipt at them.
+        for run in endings:
+            notes.pop(run.id, None)
+    starts = [run_id for each in decisions for run_id in each.starts]
+    if many(db, SQL["start_run"], [(run_id,) for run_id in starts]) < len(starts):
+        found |= _standing(db, starts)
+    many(db, SQL["keep_key"], [rows.of_key(key) for each in decisions for key in each.keys])
+    if _is_unusual(first):
+        _write_rest(db, first)
+    # If a run is not there any more, its receipt may have come after its runs were pruned, and is not kept then.
+    if many(db, SQL["receipt_of_run"], [(*note, run_id) for run_id, note in notes.items()]) < len(notes):
+        receipts = [each for each in receipts if not each.runs or any(_is_kept(db, run.id) for run in each.runs)]
+    many(db, SQL["keep_receipt"], [rows.of_receipt(receipt) for receipt in receipts])
+    return [_verdict(each, found) if found else IN for each in decisions]
+
+
+def _verdict(decision: Decision, found: dict[RunId, Outcome]) -> Verdict:
+    names = dict.fromkeys([*(run.id for run in decision.endings), *decision.starts])
+    return Verdict(found=tuple(found[name] for name in names if name in found))
+
+
+def _standing(db: sqlite3.Connection, runs: Iterable[RunId]) -> Iterator[tuple[RunId, Outcome]]:
+    """Yield those runs that have ended, each with its ending."""
+    for run_id in runs:
+        known = db.execute(SQL["found_outcome"], (run_id,)).fetchone()
+        if known is not None and (outcome := rows.outcome_of(known[0], drained=known[1])) is not None:
+            yield run_id, outcome
+
+
+def _is_kept(db: sqlite3.Connection, run_id: RunId) -> bool:
+    return db.execute(SQL["found_outcome"], (run_id,)).fetchone() is not None
+
+
+def _write_rest(db: sqlite3.Connection, decision: Decision) -> None:
+    """Write what only an unusual decision holds."""
     execute = db.execute
-    if decision.writer is not None:
-        known = execute(SQL["writer_right"], (decision.writer.session,)).fetchone()
-        if known is not None and known[0] > decision.writer.generation:
-            return OldToken("the session's writer right has passed to another run; this one is over")
-    for session in decision.sessions:
-        execute(SQL["keep_session"], rows.of_session(session))
-    for run in decision.admissions:
-        execute(SQL["admit_run"], rows.of_run(run))
-    found: list[Outcome] = []
-    # The usual fall: its one receipt is noted at its runs by the statements that write their endings.
-    usual = decision.receipts[0] if len(decision.receipts) == 1 and not decision.starts else None
-    fallen = {} if usual is None else {run.id: (usual.id, int(run.outcome.drained)) for run in usual.runs}
-    noted: set[RunId] = set()
-    for run in decision.endings:
-        assert run.outcome is not None
-        if execute(SQL["end_run"], (*rows.of_run(run), *fallen.get(run.id, (None, 0)))).rowcount:
-            noted.update({run.id} & fallen.keys())
-        elif (other := _standing(db, run.id)) is not None and not other.same_story(run.outcome):
-            found.append(other)
-    for run_id in decision.starts:
-        if not execute(SQL["start_run"], (run_id,)).rowcount and (other := _standing(db, run_id)) is not None:
-            found.append(other)
     for run_id in decision.told:
         execute(SQL["tell_run"], (run_id,))
         execute(SQL["drop_passing_of"], (run_id,))
-    for key in decision.keys:
-        execute(SQL["keep_key"], rows.of_key(key))
     for tombstone in decision.tombstones:
         execute(SQL["bury_key"], (tombstone.principal, tombstone.key))
     for tool in decision.tools:
@@ -66,28 +139,7 @@ def carry_out(db: sqlite3.Connection, decision: Decision) -> Answer:
         execute(SQL["keep_stop"], rows.of_stop(stop))
     for share in decision.shares:
         execute(SQL["keep_share"], rows.of_share(share))
-    for receipt in decision.receipts:
-        _store_receipt(db, receipt, noted)
     for epoch in decision.epochs:
         execute(SQL["keep_epoch"], (epoch.session, epoch.epoch))
     for session_id in decision.rises:
         execute(SQL["raise_session"], (session_id,))
-    return Verdict(found=tuple(found)) if found else IN
-
-
-def _standing(db: sqlite3.Connection, run_id: RunId) -> Outcome | None:
-    known = db.execute(SQL["found_outcome"], (run_id,)).fetchone()
-    return None if known is None else rows.outcome_of(known[0], drained=known[1])
-
-
-def _store_receipt(db: sqlite3.Connection, receipt: Receipt, noted: set[RunId]) -> None:
-    """Keep a receipt, and note it at its other runs."""
-    known = [
-        run.id in noted or db.execute(SQL["receipt_of_run"], (receipt.id, int(run.outcome.drained), run.id)).rowcount
-        for run in receipt.runs
-    ]
-    if receipt.runs and not any(known):
-        # The receipt came after its runs were pruned.
-        return
-    pending, runless = int(receipt.drain is Drain.PENDING), int(not receipt.runs)
-    db.execute(SQL["keep_receipt"], (receipt.id, pending, runless, rows.text_of(receipt)))

@@ -7,7 +7,7 @@ with every decision that comes after it (the oldest thousand); passing events ar
 import logging
 import sqlite3
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -17,15 +17,19 @@ from interlock.core.names import PASSING, RunId, SessionId
 from interlock.stores import bounds
 from interlock.stores.sqlite import rows
 from interlock.stores.sqlite.faults import of_disk
-from interlock.stores.sqlite.schema import statements
+from interlock.stores.sqlite.schema import many, statements
 
 log = logging.getLogger("interlock")
 
 SQL = statements("events")
 # Lasting events written in one transaction.
 LASTING_EVENTS = 1_000
-# Passing events written before the writer looks whether a decision waits.
-PIECE_EVENTS = 1_000
+# The least and the most passing events written in one transaction, which a stop may have to wait for; between the two a
+# fourth of those that wait.
+PIECE_EVENTS = (128, 1_000)
+# Rows written by one statement; SQLite bounds the parameters.
+ROWS = 128
+ROW = "(?, ?, ?, ?)"  # of `add_passing`
 # Forgotten events may stay in the lines up to this number; then the lines are filtered.
 FORGOTTEN = 50_000
 
@@ -119,6 +123,8 @@ class Events:
         """Remove the oldest events from a line while the loop goes on to fill it; leave out the forgotten ones."""
         with self._lock:
             line = self._passing if passing else self._lasting
+            if not self._forgotten:
+                return [line.popleft() for _ in range(min(most, len(line)))]
             taken: list[Event] = []
             while line and len(taken) < most:
                 event = line.popleft()
@@ -141,7 +147,7 @@ class Events:
             self._connection.execute(SQL["keep_epoch"], (row.session, row.epoch))
         self._connection.executemany(SQL["remember_dropped"], taken.dropped.items())
         try:
-            self._connection.executemany(SQL["add_event"], map(rows.of_event, taken.lasting))
+            many(self._connection, SQL["add_event"], [rows.of_event(event) for event in taken.lasting])
         except Exception as error:
             if of_disk(error):
                 raise
@@ -162,24 +168,32 @@ class Events:
 
         None of these passing events can be written later: the loop forgets them before it adds the terminal event.
         """
-        for event in (*taken.lasting, *taken.over):
-            if isinstance(event.data, Ended) and event.run_id is not None:
-                self._connection.execute(SQL["tell_run"], (event.run_id,))
-                if event.run_id in self._passing_written:
-                    self._connection.execute(SQL["drop_passing"], (event.session, event.run_id))
+        ended = [event for event in (*taken.lasting, *taken.over) if isinstance(event.data, Ended)]
+        many(self._connection, SQL["tell_run"], [(event.run_id,) for event in ended])
+        for event in ended:
+            if event.run_id in self._passing_written:
+                self._connection.execute(SQL["drop_passing"], (event.session, event.run_id))
 
-    def write_passing(self, taken: Taken) -> bool:
-        """Add a piece of the passing events; return False if there was none."""
-        piece = self._pop(PIECE_EVENTS, passing=True)
-        taken.passing += piece
-        self._connection.executemany(SQL["add_passing"], rows.of_passing(piece))
-        for (session, run_id), said in Counter((event.session, event.run_id) for event in piece).items():
-            count = self._passing_written[run_id] = self._passing_written.get(run_id, 0) + said
+    def write_passing(self, taken: Taken) -> None:
+        """Add a piece of the passing events, one row for those of each run."""
+        least, most = PIECE_EVENTS
+        taken.passing = self._pop(min(most, max(least, len(self._passing) // 4)), passing=True)
+        said: dict[tuple[SessionId, RunId | None], list[Event]] = {}
+        for event in taken.passing:
+            said.setdefault((event.session, event.run_id), []).append(event)
+        # Several rows in one statement: `sqlite3` gives the interpreter's lock away at each statement and waits to have
+        # it back, and a decision may wait for this piece.
+        kept = [rows.of_passing(events) for events in said.values()]
+        for at in range(0, len(kept), ROWS):
+            some = kept[at : at + ROWS]
+            sql = SQL["add_passing"].replace(ROW, ", ".join([ROW] * len(some)))
+            self._connection.execute(sql, [value for row in some for value in row])
+        for (session, run_id), events in said.items():
+            count = self._passing_written[run_id] = self._passing_written.get(run_id, 0) + len(events)
             # Keep a long run's passing events within their bound.
             if count > 2 * bounds.PASSING_EVENTS:
                 self._connection.execute(SQL["trim_passing"], (session, run_id))
                 self._passing_written[run_id] = count // 2
-        return bool(piece)
 
     def note_written(self, taken: Taken) -> None:
         """Note that the transaction is committed."""

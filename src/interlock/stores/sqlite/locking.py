@@ -17,11 +17,11 @@ HOLD_TRIES, HOLD_SECONDS = 50, 0.005
 _HELD: set[int] = set()
 
 
-def hold(directory: Path) -> int:
+def hold(directory: Path, name: str = "lock", *, tries: int = HOLD_TRIES) -> int:
     """Take the lock on a directory; raise StoreFailed if another has it (race 83)."""
-    path = directory / "lock"
+    path = directory / name
     handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    if not _try_lock(handle):
+    if not _try_lock(handle, tries):
         holder = os.read(handle, 32).decode(errors="replace").strip() or "unknown"
         os.close(handle)
         which = "this process" if holder == str(os.getpid()) else f"another interlock (process {holder})"
@@ -42,9 +42,9 @@ def unlock(handle: int) -> None:
     os.close(handle)
 
 
-def _try_lock(handle: int) -> bool:
+def _try_lock(handle: int, tries: int) -> bool:
     """Take the lock; try several times, because a reader that checks whether it is taken holds it for an instant."""
-    for _ in range(HOLD_TRIES):
+    for _ in range(tries):
         with contextlib.suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True

@@ -68,13 +68,13 @@ class Reader:
             raise StoreFailed(f"{READS} reads wait for the disk; try again later")
         answer: asyncio.Future[T] = self._loop.create_future()
         (self._bulk if bulk else self._first).append(Asked(work, answer, whole))
-        self._wakeups.put(None)
+        wake(self._wakeups)
         return answer
 
     async def stop(self) -> None:
         """Answer the reads that were asked, then end the thread."""
         self._stopping = True
-        self._wakeups.put(None)
+        wake(self._wakeups)
         await in_thread(lambda: self._thread.join(LAST_READ_SECONDS))
 
     def _work(self) -> None:
@@ -105,6 +105,12 @@ class Reader:
             # RuntimeError: the loop is closed, so no caller waits any more.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(answer_all, answers)
+
+
+def wake(wakeups: queue.SimpleQueue[None]) -> None:
+    """Wake a thread that waits for work; one wake-up is enough, however much work there is when the thread takes it."""
+    if wakeups.empty():
+        wakeups.put(None)
 
 
 def wait_for_work(wakeups: queue.SimpleQueue[None], loop: asyncio.AbstractEventLoop) -> bool:

@@ -13,11 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
+from interlock.core.answers import SessionInfo
 from interlock.core.decision import QuestionRow, RunRow, SessionRow, StopKey, ToolRow, WakeRow
 from interlock.core.errors import BadInput
 from interlock.core.names import Principal, QuestionId, ReceiptId, RunId, SessionId
 from interlock.core.receipt import Receipt
-from interlock.stores.base import Loaded, Page, SessionInfo, StoreFailed
+from interlock.stores.base import Loaded, Page, StoreFailed
 from interlock.stores.sqlite import rows
 from interlock.stores.sqlite.reader import Reader
 from interlock.stores.sqlite.schema import statements

@@ -24,7 +24,7 @@ from interlock.core.decision import (
     WakeRow,
 )
 from interlock.core.events import Data, Event
-from interlock.core.names import Principal, RunId, SessionId
+from interlock.core.names import Drain, Principal, SessionId
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 from interlock.stores.base import Loaded
@@ -194,6 +194,11 @@ def receipt_of(row: Row) -> Receipt:
     return _receipt(row[0])
 
 
+def of_receipt(receipt: Receipt) -> Row:
+    """Return the parameters of `keep_receipt`."""
+    return (receipt.id, int(receipt.drain is Drain.PENDING), int(not receipt.runs), text_of(receipt))
+
+
 def of_event(event: Event) -> Row:
     """Return the parameters of `add_event`."""
     return (event.session, event.position, event.at, event.run_id, event.generation, text_of(event.data))
@@ -207,15 +212,10 @@ def events_of(session: SessionId, found: Iterable[Row]) -> list[Event]:
     ]
 
 
-def of_passing(events: list[Event]) -> list[Row]:
-    """Return the parameters of `add_passing`: one row for the events of each run."""
-    said: dict[tuple[SessionId, RunId | None], list[Event]] = {}
-    for event in events:
-        said.setdefault((event.session, event.run_id), []).append(event)
-    return [
-        (session, each[-1].position, run_id, text_of([(e.position, e.at, e.generation, e.data) for e in each]))
-        for (session, run_id), each in said.items()
-    ]
+def of_passing(events: list[Event]) -> Row:
+    """Return the parameters of `add_passing`: one row for events of one run."""
+    last, said = events[-1], [(each.position, each.at, each.generation, each.data) for each in events]
+    return (last.session, last.position, last.run_id, text_of(said))
 
 
 def passing_of(session: SessionId, after: int, found: Iterable[Row]) -> list[Event]:

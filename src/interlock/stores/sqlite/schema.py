@@ -6,17 +6,22 @@ database lacks run in one transaction.
 
 import re
 import sqlite3
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from interlock.stores.base import StoreFailed
 
 _NAMED = re.compile(r"^-- name: (\w+)\n((?:--.*\n)+)", re.MULTILINE)
+_ROW = re.compile(r"\((?:\?, )*\?\)")
 _SQL = resources.files("interlock.stores.sqlite") / "sql"
 
 # A connection waits this long for a locked database; the writer then tries again.
 BUSY_MS = 20
+# The most rows of one statement. Their number is a power of two, so that few statements are prepared.
+MANY = 64
 
 
 @cache
@@ -24,6 +29,30 @@ def statements(name: str) -> dict[str, str]:
     """Return the statements of a .sql file by name."""
     parts = _NAMED.split((_SQL / f"{name}.sql").read_text())
     return {parts[at]: parts[at + 2].strip().rstrip(";") for at in range(1, len(parts), 3)}
+
+
+def many(connection: sqlite3.Connection, sql: str, rows: Sequence[tuple[Any, ...]]) -> int:
+    """Execute a statement with VALUES for many rows, in few steps; return how many rows it changed.
+
+    If this raises, some of the rows may be written: the caller rolls back, or writes each of them again.
+    """
+    changed = at = 0
+    while left := len(rows) - at:
+        size = min(MANY, 1 << left.bit_length() - 1)
+        given = [value for row in rows[at : at + size] for value in row]
+        changed += connection.execute(_for_rows(sql, size), given).rowcount
+        at += size
+    return changed
+
+
+@cache
+def _for_rows(sql: str, count: int) -> str:
+    """Return a statement for so many rows.
+
+    OR FAIL: SQLite need not be able to undo the first rows when a later one fails, so it copies no page beforehand.
+    """
+    verb, rest = sql.split(" ", 1)
+    return f"{verb} OR FAIL {_ROW.sub(lambda row: ', '.join([row[0]] * count), rest, count=1)}"
 
 
 @cache

@@ -6,8 +6,9 @@
    transaction fail, each is carried out in a savepoint of its own, so that one bad decision cannot spoil the others. If
    the disk refuses (no room, no right to write), all are refused and nothing is kept.
 3. Lasting events that were appended before a decision are written with it (the oldest thousand), so the log never lags
-   behind what was decided. Deltas, typing and progress are written between decisions, in small pieces and without an
-   fsync, so that a flood of them does not delay a stop. `kill -9` loses no written delta; a power cut may lose some.
+   behind what was decided. Deltas, typing and progress are written between decisions, in small pieces with a rest
+   before each and without an fsync, so that a flood of them does not delay a stop. `kill -9` loses no written delta; a
+   power cut may lose some.
 4. A failed fsync ends this store until the next start. The kernel may have dropped the dirty pages and marked them
    clean; a second fsync would then succeed and mean nothing. Every caller is told that the outcome is not known, and
    the next start reads what the disk really has.
@@ -33,7 +34,7 @@ from interlock.stores.sqlite.checkpoints import Checkpoints
 from interlock.stores.sqlite.decisions import SQL, Answer, carry_out
 from interlock.stores.sqlite.events import Events, Taken
 from interlock.stores.sqlite.faults import Replaced, identity, is_passing, of_disk, reason, unsure
-from interlock.stores.sqlite.reader import answer_all, wait_for_work
+from interlock.stores.sqlite.reader import answer_all, wait_for_work, wake
 
 log = logging.getLogger("interlock")
 
@@ -45,6 +46,8 @@ LINE = 10_000
 REST_SECONDS = 0.5
 # Events that have waited for decisions this long are written next.
 LATE_SECONDS = 0.1
+# Rest before each piece of events.
+PIECE_SECONDS = 0.001
 # `close` waits this long for a database that another process has locked.
 CLOSE_SECONDS = 0.5
 
@@ -70,6 +73,10 @@ class Writer:
         self._chores: deque[tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]] = deque()
         # Events are to be written now.
         self._due = False
+        # The length of the write-ahead log is to be looked at: once for each flush, not for each piece.
+        self._unlooked = False
+        # COMMIT waits for an fsync (FULL); without it (NORMAL) the next fsync covers the pages.
+        self._syncs = True
         self._resting_until = 0.0
         self._due_since = 0.0
         self._closing_at: float | None = None
@@ -93,7 +100,7 @@ class Writer:
         if refusal is not None:
             ticket.refuse(refusal)
         elif not unhurried(ticket.decision):
-            self._wakeups.put(None)
+            wake(self._wakeups)
 
     def _refusal(self, ticket: Ticket) -> StoreFailed | None:
         if self._dead is not None or self._closing_at is not None:
@@ -113,9 +120,10 @@ class Writer:
     def flush(self) -> None:
         """Write events now."""
         if self._dead is None and self._closing_at is None:
+            self._unlooked = True
             if not self._due:
                 self._due, self._due_since = True, time.monotonic()
-            self._wakeups.put(None)
+            wake(self._wakeups)
 
     def chore(self, work: Callable[[sqlite3.Connection], T]) -> asyncio.Future[T]:
         """Do something in a transaction of its own when no decision waits."""
@@ -123,7 +131,7 @@ class Writer:
             raise self._dead or StoreFailed("the store is closed")
         done: asyncio.Future[T] = self._loop.create_future()
         self._chores.append((work, done))
-        self._wakeups.put(None)
+        wake(self._wakeups)
         return done
 
     async def close(self, *, clean: bool = True) -> None:
@@ -132,7 +140,7 @@ class Writer:
             self._clean = clean
             self._closing_at = time.monotonic() + CLOSE_SECONDS
             self._due = self._dead is None
-            self._wakeups.put(None)
+            wake(self._wakeups)
         await asyncio.shield(self._closed)
 
     # The thread's side
@@ -157,8 +165,9 @@ class Writer:
         if self._line and not self._late():
             self._write_decisions()
         elif self._due:
-            self._due = self._write_events()
-            self._due_since = time.monotonic()
+            if not self._called_away():
+                self._due = self._write_events()
+                self._due_since = time.monotonic()
         elif self._chores:
             self._do_chore(*self._chores.popleft())
         else:
@@ -169,12 +178,26 @@ class Writer:
         """Whether events have waited LATE_SECONDS for decisions. They go first then: they cost no fsync."""
         return self._due and time.monotonic() - self._due_since > LATE_SECONDS
 
+    def _called_away(self) -> bool:
+        """Rest before a piece of events; return True if other work came meanwhile.
+
+        The loop has answers to send after a commit. A writer that went on at once would keep the interpreter, and often
+        the core, from it.
+        """
+        if self._closing_at is not None or self._late():
+            return False
+        with contextlib.suppress(queue.Empty):
+            self._wakeups.get(timeout=PIECE_SECONDS)
+            return True
+        return False
+
     def _close_database(self) -> None:
         self._checkpoints.join()
         with contextlib.suppress(sqlite3.Error):
             if self._dead is None and not self.events.waiting:
-                if self._clean:
+                if self._clean and self._begin(lambda: True):
                     self._execute(SQL["close_boot"])
+                    self._execute("COMMIT")
                 self._execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         with contextlib.suppress(sqlite3.Error):
             self._connection.close()
@@ -186,8 +209,11 @@ class Writer:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *args)
 
-    def _begin(self, wanted: Callable[[], object]) -> bool:
+    def _begin(self, wanted: Callable[[], object], *, syncs: bool = True) -> bool:
         """Take the database's lock. Try for as long as `wanted()` is true; return False when it no longer is."""
+        if syncs is not self._syncs:
+            self._execute(f"PRAGMA synchronous = {'FULL' if syncs else 'NORMAL'}")
+            self._syncs = syncs
         while wanted():
             try:
                 self._execute("BEGIN IMMEDIATE")
@@ -249,10 +275,10 @@ class Writer:
     def _carry_out(self, batch: list[Ticket]) -> list[Answer]:
         """Carry out a batch; of several decisions, one whose content makes it fail does not spoil the others."""
         if len(batch) == 1:
-            return [carry_out(self._connection, batch[0].decision)]
+            return carry_out(self._connection, [batch[0].decision])
         self._execute("SAVEPOINT batch")
         try:
-            return [carry_out(self._connection, ticket.decision) for ticket in batch]
+            return carry_out(self._connection, [ticket.decision for ticket in batch])
         except Exception as error:
             if of_disk(error):
                 raise
@@ -265,7 +291,7 @@ class Writer:
         """Carry out one decision in a savepoint; one that fails is rolled back."""
         self._execute("SAVEPOINT alone")
         try:
-            answer = carry_out(self._connection, decision)
+            [answer] = carry_out(self._connection, [decision])
         except Exception as error:
             if of_disk(error):
                 raise
@@ -328,22 +354,19 @@ class Writer:
     # Events
 
     def _write_events(self) -> bool:
-        """Write events in a transaction of their own, in pieces; return True if some are left."""
+        """Write a piece of the events in a transaction of its own; return True if some are left."""
         if time.monotonic() < self._resting_until and self._closing_at is None:
             # The store tries again soon.
             self._in_loop(self._written, [], [])
             return False
         taken: Taken | None = None
         try:
-            # NORMAL: no fsync here. The fsync of the next decision covers these pages too.
-            self._execute("PRAGMA synchronous = NORMAL")
-            if not self._begin(lambda: not self._line or self._late()):
+            if not self._begin(lambda: not self._line or self._late(), syncs=False):
                 return True
             taken = self.events.take_all()
             self.events.write(taken)
             self.events.tell_ended(taken)
-            while self.events.write_passing(taken) and not self._line:
-                pass
+            self.events.write_passing(taken)
             self._execute("COMMIT")
         except Exception as error:
             self._rollback()
@@ -355,12 +378,11 @@ class Writer:
                 log.warning("events wait for the disk: %s", reason(error))
                 self._in_loop(self._written, [], [])
             return False
-        finally:
-            with contextlib.suppress(sqlite3.Error):
-                self._execute("PRAGMA synchronous = FULL")
         self.events.note_written(taken)
         self._in_loop(self._written, taken.events, taken.epochs)
-        self._checkpoints.copy_if_long(self._connection)
+        if self._unlooked:
+            self._unlooked = False
+            self._checkpoints.copy_if_long(self._connection)
         return self.events.waiting
 
     def _do_chore(self, work: Callable[[sqlite3.Connection], Any], done: asyncio.Future[Any]) -> None:

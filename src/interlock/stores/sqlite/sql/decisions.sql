@@ -58,9 +58,15 @@ ON CONFLICT (id) DO NOTHING;
 -- A receipt in the same decision is noted with the ending.
 INSERT INTO runs (id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
     generation, started, ending, outcome, cut, told, instructions, announce, receipt, drained)
-VALUES (?1, ?2, ?3, ?4, CASE WHEN ?14 IS NULL AND NOT EXISTS (SELECT 1 FROM sessions WHERE id = ?2) THEN '' ELSE ?5 END,
-    ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19,
-    CASE WHEN ?14 IS NULL AND NOT EXISTS (SELECT 1 FROM sessions WHERE id = ?2) THEN NULL ELSE ?20 END, ?21, ?22, ?23)
+WITH given (id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
+    generation, started, ending, outcome, cut, told, instructions, announce, receipt, drained)
+    AS (VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?))
+SELECT given.id, session, principal, kind,
+    CASE WHEN given.generation IS NULL AND sessions.id IS NULL THEN '' ELSE text END,
+    admitted_at, key, deadline, parent, home, agent, detached, alias, given.generation, started, ending, outcome, cut, told,
+    CASE WHEN given.generation IS NULL AND sessions.id IS NULL THEN NULL ELSE instructions END, announce, receipt, drained
+FROM given LEFT JOIN sessions ON sessions.id = session
+WHERE true
 ON CONFLICT (id) DO UPDATE SET
     ending = excluded.ending,
     outcome = excluded.outcome,
@@ -77,7 +83,7 @@ SELECT outcome, drained FROM runs WHERE id = ?;
 
 -- name: start_run
 -- Set the started mark, before the agent's first step.
-UPDATE runs SET started = 1 WHERE id = ? AND ending IS NULL;
+UPDATE runs SET started = 1 WHERE id IN (VALUES (?)) AND ending IS NULL;
 
 -- name: alias_run
 -- Alias a message to the run that absorbed it.
@@ -150,4 +156,4 @@ ON CONFLICT (id) DO UPDATE SET pending = excluded.pending, runless = excluded.ru
 
 -- name: receipt_of_run
 -- Note a run's receipt, so that the receipt is found by the run's id.
-UPDATE runs SET receipt = ?, drained = max(drained, ?) WHERE id = ?;
+UPDATE runs SET receipt = column1, drained = max(drained, column2) FROM (VALUES (?, ?, ?)) WHERE id = column3;

@@ -25,7 +25,7 @@ DELETE FROM passing WHERE session = (SELECT session FROM runs WHERE id = ?1) AND
 
 -- name: tell_run
 -- Note that a run's terminal event is in the log.
-UPDATE runs SET told = 1 WHERE id = ? AND told = 0;
+UPDATE runs SET told = 1 WHERE id IN (VALUES (?)) AND told = 0;
 
 -- name: trim_passing
 -- Delete the older half of a run's passing events; the block that closes them holds their text.

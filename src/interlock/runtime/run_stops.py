@@ -1,0 +1,285 @@
+"""Stops of one run, or of a message by its key; and what every stop has in common.
+
+1. One synchronous step decides what is to fall, and lets it fall. So every stop here is a plain function: it decides in
+   the step that calls it, and returns what waits for the receipt (`Receiving`). A surface calls it in the step that
+   reads the stop, however many answers are on their way. Then the caller waits for t1 and no longer.
+2. A stop is never refused for trouble of the store. It waits for the store for COMMIT_SECONDS at most. Where it must
+   ask the store and gets no answer, it returns the receipt of a stop that found nothing.
+3. The answer says what was decided, not what was asked: `aborted` if this call ended something, else `already`, the
+   ending it found (race 128).
+4. A stop that must read before it can decide (whose session is it?) goes on in a task of control's own. Otherwise a
+   caller who left would leave the key free for a second stop.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+import anyio
+import msgspec
+
+from interlock.client.door import Answering
+from interlock.core.authority import Action
+from interlock.core.decision import Decision, Tombstone
+from interlock.core.errors import Unavailable
+from interlock.core.lifecycle import State
+from interlock.core.names import REPORTS, Ending, Principal, RunId, SessionId
+from interlock.core.outcome import Cause
+from interlock.core.receipt import Receipt, nothing
+from interlock.runtime.ending import Endings
+from interlock.runtime.fall import Fall
+from interlock.runtime.inbox import Inbox
+from interlock.runtime.inside import Inner, Inside
+from interlock.runtime.live import Falling, LiveRun
+from interlock.runtime.registry import Session, StopCall
+from interlock.runtime.spawning import Running
+from interlock.stores.base import Ticket
+
+T = TypeVar("T")
+
+Receiving = Answering[Receipt]
+"""Waits for the receipt of a stop that was begun."""
+
+
+class RunStops(Inner):
+    """Ends single runs that a caller may end."""
+
+    def __init__(self, inside: Inside, *, endings: Endings, inbox: Inbox) -> None:
+        super().__init__(inside)
+        self._endings = endings
+        self._inbox = inbox
+
+    # What every stop has in common
+
+    def release(self, call: StopCall) -> None:
+        """Free the key of a stop that failed before it decided anything."""
+        if call.key is not None and call.row is None:
+            self._registry.release(call)
+            call.decided.set()
+
+    def _own(self, call: StopCall, work: Receiving, *, always: bool = False) -> Receiving:
+        """Begin a stop that must wait before it decides, in a task that goes on if its caller leaves (rule 4)."""
+        answer: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+
+        async def carry() -> None:
+            problem: Exception = Unavailable("this control was closed before it was decided; stop it at the next one")
+            try:
+                receipt = await work()
+            except Exception as error:
+                problem = error
+            else:
+                if not answer.done():
+                    answer.set_result(receipt)
+            finally:
+                self.release(call)
+                if not answer.done():
+                    answer.set_exception(problem)
+                    # The caller may have left; then the problem is told to nobody.
+                    answer.exception()
+
+        async def told() -> Receipt:
+            return await answer
+
+        if (call.key is None and not always) or self._crew.start(carry(), name="a stop by its key") is None:
+            return work
+        return told
+
+    def _end_all(
+        self,
+        session: Session,
+        targets: list[LiveRun],
+        call: StopCall,
+        *,
+        processes: Sequence[Running] = (),
+        resets: bool = False,
+    ) -> Fall | None:
+        """Let runs and detached processes fall together, in one step; None if there is nothing to end."""
+        if not (targets or processes) or self._registry.closed:
+            return None
+        fall = self._endings.open(session, by=call.by)
+        stopped = Cause(ending=Ending.STOPPED, by=call.by, typed=call.typed)
+        for target in targets:
+            fall.take(target, stopped)
+        fall.sweep(processes, stopped)
+        aborted, already = _came_to(fall)
+        fall.stops = call.decide(at=fall.fenced_at, receipt=fall.id, aborted=aborted, already=already)
+        # After a reset the next turn has no `previous`. A run that ends after this step can be `previous` again.
+        if resets:
+            self._forget_turns(session)
+            fall.resets.append(session)
+        self._endings.close(fall)
+        return fall
+
+    def _forget_turns(self, session: Session) -> None:
+        session.previous = None
+        session.renewed = self._registry.generations.get(session.id)
+
+    async def _load(self, session: Session, by: Principal, until: float) -> None:
+        # Arrivals wait for this read. Otherwise the inbox would decide on them first, and dispatch them.
+        with self._inbox.held_up(session):
+            known = await self.soon(self._store.load(session.id, principal=by, key=None), until)
+            if known is not None:
+                self._inbox.take_up(session, known)
+
+    def _note(
+        self, call: StopCall, now: float, *, ended: LiveRun | None = None, already: Ending | None = None
+    ) -> Ticket | None:
+        """Store the result of a stop with a key that ended nothing itself; the caller need not wait for it."""
+        receipt = None if ended is None or ended.fall is None else ended.fall.id
+        rows = call.decide(at=now, receipt=receipt, already=already if ended is None else _ending(ended))
+        return self._endings.insist(Decision(stops=rows)) if rows and not self._registry.closed else None
+
+    async def _noted(self, call: StopCall, receipt: Receipt) -> Receipt:
+        """Store the key of a stop that found this receipt, and return the receipt."""
+        rows = call.decide(at=receipt.fenced_at, receipt=receipt.id, already=receipt.already)
+        durable = not rows or await self.keep(Decision(stops=rows), self.until())
+        return msgspec.structs.replace(receipt, durable=receipt.durable and durable)
+
+    def _receipt_of(self, fall: Fall, by: Principal) -> Receiving:
+        """Answer with the receipt of what this call ended, with the runs that the caller may see (rule 3)."""
+        # The right to see is asked in the step of the stop: it may be taken away before the ending is public.
+        seen = [run for run in fall.runs if self._sight.may_see(by, run)]
+
+        async def answer() -> Receipt:
+            await fall.ended.wait()
+            aborted, already = _came_to(fall)
+            return fall.receipt(aborted=aborted, already=already, runs=seen if fall.runs else None)
+
+        return answer
+
+    async def _same_again(self, fall: Falling, run: LiveRun, by: Principal) -> Receipt:
+        """Return the receipt of an earlier fall for a later stop: `aborted: false`, and the ending found (race 14)."""
+        await fall.ended.wait()
+        already = _ending(run)
+        shown = self._sight.receipt(fall, by, aborted=False, already=already)
+        return shown or nothing(session=run.session.id, by=by, now=self._clock.wall(), already=already)
+
+    def _may(self, by: Principal, run: LiveRun) -> bool:
+        return self._inbox.may_come(run) and self._authority.may(
+            Action.STOP, by, whose=run.session.whose, principal=run.principal
+        )
+
+    def until(self) -> float:
+        """Return the instant up to which a stop waits for the store."""
+        return self._clock.now() + self._settings.commit_seconds
+
+    async def keep(self, decision: Decision, until: float) -> bool:
+        """Hand a decision to the store and return whether it is committed by an instant; if not, a task tries on."""
+        if self._registry.closed:
+            return False
+        if await self.soon(self._store.decide(decision), until) is not None:
+            return True
+        self._crew.start(self._endings.keep(decision), name="keep what a stop decided")
+        return False
+
+    async def soon(self, asked: Awaitable[T], until: float) -> T | None:
+        """Return the store's answer, or None if the store fails or does not answer by an instant."""
+        with anyio.CancelScope(deadline=until), contextlib.suppress(Unavailable):
+            return await asked
+        return None
+
+    # A run
+
+    def run(self, run_id: RunId, call: StopCall) -> Receiving:
+        """End one run, in whatever state it is; its session's queue goes on."""
+        return self._sure(self._registry.runs.get(run_id), call, lambda: self._run(run_id, call))
+
+    def _sure(self, run: LiveRun | None, call: StopCall, stop: Callable[[], Receiving]) -> Receiving:
+        """Call `stop` for one run. If the run is a message to a session of unknown owner, read that session first."""
+
+        async def loaded(session: Session) -> Receipt:
+            with self._registry.pinned(session.id):
+                await self._load(session, call.by, self.until())
+                return await stop()()
+
+        if run is None or not self._inbox.unsure(run):
+            return stop()
+        return self._own(call, partial(loaded, run.session), always=True)
+
+    def _run(self, run_id: RunId, call: StopCall) -> Receiving:
+        run, by = self._registry.runs.get(run_id), call.by
+        if run is not None and self._may(by, run.itself):
+            return self._live(run.itself, call)
+
+        async def answer() -> Receipt:
+            found = await self.soon(self._stored(run_id, by), self.until()) if run is None else None
+            return await self._noted(call, found or nothing(session=None, by=by, now=self._clock.wall()))
+
+        return self._own(call, answer)
+
+    def _live(self, run: LiveRun, call: StopCall) -> Receiving:
+        by = call.by
+        if run.state not in (State.WITHDRAWN, State.ALIASED):
+            steering = [other for other in run.session.waiting or () if other.steers is run and self._may(by, other)]
+            # A stop of one run does not end the queue, and so not the announcements in it.
+            steering = [other for other in steering if other.kind not in REPORTS]
+            live = not run.fallen and not self._registry.closed
+            fall = self._end_all(run.session, [run, *steering], call) if live else None
+            if fall is not None:
+                return self._receipt_of(fall, by)
+        earlier = run.fall
+
+        async def answer() -> Receipt:
+            # Without a fall the run was withdrawn or absorbed and has no ending of its own, or this control is closed.
+            if earlier is None:
+                return await self._noted(call, nothing(session=run.session.id, by=by, now=self._clock.wall()))
+            return await self._noted(call, await self._same_again(earlier, run, by))
+
+        return self._own(call, answer)
+
+    async def _stored(self, run_id: RunId, by: Principal) -> Receipt | None:
+        outcome = await self._sight.outcome(run_id, by)
+        if outcome is None or not outcome.ended:
+            return None
+        kept = await self._store.receipt(outcome.run_id)
+        shown = None if kept is None else await self._sight.stored_receipt(kept, by)
+        if shown is None:
+            return nothing(session=None, by=by, now=self._clock.wall(), already=outcome.ending)
+        return msgspec.structs.replace(shown, aborted=False, already=outcome.ending)
+
+    # A message
+
+    def message(self, key: str, call: StopCall) -> Receiving:
+        """End the caller's message with this key; if it has not arrived yet, it will be born stopped (race 1)."""
+        return self._sure(self._registry.keys.get((call.by, key)), call, lambda: self._message(key, call))
+
+    def _message(self, key: str, call: StopCall) -> Receiving:
+        run = self._registry.keys.get((call.by, key))
+        if run is not None and self._may(call.by, run.itself):
+            return self._live(run.itself, call)
+        tombstone = Tombstone(principal=call.by, key=key)
+        self._registry.bury(tombstone)
+        written = None if self._registry.closed else self._endings.insist(Decision(tombstones=(tombstone,)))
+        return self._own(call, partial(self._bury, key, call, written))
+
+    async def _bury(self, key: str, call: StopCall, written: Ticket | None) -> Receipt:
+        """Answer a stop of a message that control does not know; the store may."""
+        by, until = call.by, self.until()
+        durable = written is not None and await self.soon(written, until) is not None
+        known = await self.soon(self._store.load(SessionId(""), principal=by, key=key), until)
+        found = None
+        if known is not None and known.key is not None:
+            came = self._registry.runs.get(known.key.run_id)
+            # The message arrived while the store was asked, and was born stopped.
+            if came is not None and self._may(by, came.itself):
+                return await self._live(came.itself, call)()
+            found = await self.soon(self._stored(known.key.run_id, by), until)
+        return await self._noted(call, found or nothing(session=None, by=by, now=self._clock.wall(), durable=durable))
+
+
+def _came_to(fall: Fall) -> tuple[bool, Ending | None]:
+    """Return whether a fall stopped anything; if not, also the ending that came first."""
+    endings = [_ending(run) for run in fall.runs]
+    stopped = Ending.STOPPED in endings or bool(fall.swept)
+    return stopped, None if stopped else endings[0]
+
+
+def _ending(run: LiveRun) -> Ending | None:
+    return None if run.outcome is None else run.outcome.ending
+
+
+def is_stopped(run: LiveRun) -> bool:
+    """Return whether a run ended as stopped."""
+    return _ending(run) is Ending.STOPPED
