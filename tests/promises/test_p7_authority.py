@@ -22,6 +22,7 @@ from interlock import (
     Unknown,
     open_control,
 )
+from interlock.core import verbs
 from interlock.core.authority import RIGHTS, Action, Authority, Relation, may
 from interlock.core.names import EventKind
 from interlock.runtime.registry import TOMBSTONES
@@ -199,10 +200,7 @@ def test_stopping_works_where_starting_is_refused() -> None:
                 await control.send("s", "one too many", by="alice")
             store.faults.stall = True
             for _ in range(ARRIVALS):
-                control._arrive(
-                    "t", "text", by="alice", key=None, strategy=Strategy.QUEUE, deadline=None, order=None, agent=None,
-                    instructions=None,
-                )  # fmt: skip
+                control.ask(verbs.Send(session="t", text="text", strategy=Strategy.QUEUE), by="alice")
             with pytest.raises(QueueFull):
                 await control.send("t", "text", by="alice")
             undecided = await control.stop(session="t", by="alice")

@@ -119,6 +119,7 @@ def test_a_fall_does_nothing_for_connections_of_others(tmp_path: Path, monkeypat
         for number in range(count):
             other = Connection(served.gateway, "127.0.0.1", nothing, nothing)
             other.by, other.scopes = Principal(f"other {number}"), frozenset({Scope.WRITE})
+            other.door = served.control.door(other.by)
             served.gateway.enter(other)
             other._everything = other._follow_all()
             others.append(other)

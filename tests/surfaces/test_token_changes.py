@@ -72,15 +72,15 @@ async def bearing(served: Serving, path: str, token: str) -> int:
 def watched(served: Serving, monkeypatch: pytest.MonkeyPatch, name: str) -> Iterator[list[tuple[str, bool]]]:
     """Yield what a principal's requests ask of control, each with whether its token counted in that step."""
     asked: list[tuple[str, bool]] = []
-    for verb in ("begin_send", "share", "history", "sessions", "runs", "listen", "wait", "begin_stop"):
-        real = getattr(Control, verb)
+    for way in ("ask", "listen"):
+        real = getattr(Control, way)
 
-        def noting(self: Control, *args: Any, real: Any = real, verb: str = verb, **named: Any) -> Any:
+        def noting(self: Control, what: Any, *args: Any, real: Any = real, **named: Any) -> Any:
             if named.get("by") == name:
-                asked.append((verb, name in served.gateway.access.callers))
-            return real(self, *args, **named)
+                asked.append((type(what).__name__, name in served.gateway.access.callers))
+            return real(self, what, *args, **named)
 
-        monkeypatch.setattr(Control, verb, noting)
+        monkeypatch.setattr(Control, way, noting)
     yield asked
 
 

@@ -74,7 +74,8 @@ def _carry_out(db: sqlite3.Connection, decisions: list[Decision]) -> list[Answer
     many(db, SQL["admit_run"], [rows.of_run(run) for each in decisions for run in each.admissions])
     endings = [run for each in decisions for run in each.endings]
     receipts = [receipt for each in decisions for receipt in each.receipts]
-    notes = {run.id: (each.id, int(run.outcome.drained)) for each in receipts for run in each.runs}
+    drained = {run.id for each in receipts for run in each.runs if run.outcome.drained}
+    notes = {run.id: (each.id, int(run.id in drained)) for each in receipts for run in each.runs}
     found: dict[RunId, Outcome] = {}
     if many(db, SQL["end_run"], [(*rows.of_run(run), *notes.get(run.id, (None, 0))) for run in endings]) < len(endings):
         told = {run.id: run.outcome for run in endings if run.outcome is not None}
