@@ -201,7 +201,7 @@ class Control(Embedded):
     async def recover(self) -> None:
         """Load and settle what an earlier start left in the store. Call it before anyone else uses this control."""
         self.naming.keep(await read(self._store.plain_sessions()))
-        await self._recovery.settle()
+        await self._recovery.start()
         for row in await read(self._store.wakes()):
             self._wakes.add(row)
         for stop in await read(self._store.stops()):
@@ -216,7 +216,8 @@ class Control(Embedded):
         begin = self._begins.get(type(verb))
         if begin is not None:
             return Asked(begin(verb, principal))
-        return Asked(partial(self._answers[type(verb)], verb, principal))
+        answer = partial(self._answers[type(verb)], verb, principal)
+        return Asked(partial(self._settled, verb, answer) if self._registry.recovering else answer)
 
     def client(self, by: str = LOCAL) -> Client:
         """Return a client of one principal: the verbs without `by`, as a client over a socket has them."""
@@ -240,6 +241,12 @@ class Control(Embedded):
         if not here:
             raise BadInput(f"a control belongs to the loop it was opened on; {instead}")
 
+    async def _settled(self, verb: Verb[T], answer: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Answer a verb once the session that it names, or that of its run, is settled; else once all are."""
+        if not isinstance(verb, verbs.Measure):
+            await self._recovery.settled_for(getattr(verb, "session", None), getattr(verb, "run", None))
+        return await answer()
+
     async def listen(
         self,
         sink: Sink,
@@ -257,6 +264,8 @@ class Control(Embedded):
         """
         self._here()
         principal = Principal(name_of(by, "by"))
+        if self._registry.recovering:
+            await self._recovery.settled_for(session, run)
         return await self._listeners.listen(sink, session, run=run, after=after, begin=begin, by=principal)
 
     def is_current(self, run: str, *, by: str = LOCAL) -> bool:
@@ -311,6 +320,7 @@ class Control(Embedded):
 
     async def _close(self) -> None:
         self._registry.closing = True
+        self._recovery.close()
         self._wakes.close()
         for run in list(self._registry.runs.values()):
             self._let_go(run)
@@ -328,12 +338,12 @@ class Control(Embedded):
         await self._driver.close()
         await self._processes.close()
         with anyio.move_on_after(SLACK_SECONDS):
-            await self._store.close(clean=not self._registry.settling)
+            await self._store.close(clean=not self._recovery.unfinished)
 
     def _let_go(self, run: LiveRun) -> None:
         if run.state in (State.SEATED, State.STARTED):
             # During recovery the run is one of an earlier start; the next start settles it.
-            if not self._registry.settling:
+            if self._registry.gate_of(run.session) is None:
                 self._endings.end(run, Cause(ending=Ending.SHUTDOWN))
         # A queued message stays in the store for the next start; its waiters get `pending`.
         elif run.state is State.QUEUED:

@@ -108,6 +108,13 @@ class Inbox(Inner):
             # message (`held_up`).
             while run.session.reading:
                 await next(iter(run.session.reading)).wait()
+            # Runs that an earlier server left in the session are settled first (races 80 and 81).
+            if self._registry.recovering and (gate := self._registry.gate_of(run.session)) is not None:
+                await gate.wait()
+                if self._registry.gate_of(run.session) is not None and not self._registry.closing:
+                    raise Unavailable(
+                        f"session {run.session.id} could not be settled after the restart; send it again after the next"
+                    )
             if run.problem is not None:
                 raise run.problem
             ticket = run.admission = self._step(run, known)

@@ -258,11 +258,14 @@ class Store(Log, Protocol):
         ...
 
     async def unsettled(self) -> tuple[SessionId, ...]:
-        """Return the sessions with runs that have no ending, or whose ending the log does not tell; oldest first."""
+        """Return the sessions with unsettled runs, in them or in the children below; the oldest run's first."""
         ...
 
     async def unsettled_runs(self, session: SessionId) -> tuple[RunRow, ...]:
-        """Return a session's unsettled runs in the order they were admitted, without aliased ones."""
+        """Return a session's unsettled runs in the order they were admitted, then those of the children below it.
+
+        Aliased runs are left out.
+        """
         ...
 
     async def parts(self, run_id: RunId) -> tuple[RunRow, ...]:

@@ -229,10 +229,11 @@ class MemoryStore(MemoryRows):
 
     async def unsettled(self) -> tuple[SessionId, ...]:
         await self._readable()
-        return tuple(dict.fromkeys(row.session for row in self._runs.values() if is_unsettled(row)))
+        return tuple(dict.fromkeys(row.home or row.session for row in self._runs.values() if is_unsettled(row)))
 
     async def unsettled_runs(self, session: SessionId) -> tuple[RunRow, ...]:
-        return tuple(row for row in await self.runs(session) if is_unsettled(row))
+        tree = await self.runs(session, tree=True)
+        return tuple(row for row in tree if is_unsettled(row) and session == (row.home or row.session))
 
     async def parts(self, run_id: RunId) -> tuple[RunRow, ...]:
         await self._readable()
