@@ -26,7 +26,7 @@ from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.live import LiveRun, Question
 from interlock.runtime.outlet import Outlet
 from interlock.runtime.settings import QUESTIONS
-from interlock.stores.base import Ticket, committed, read
+from interlock.stores.base import Ticket, is_committed, read
 
 NEVER, ASK = "never", "ask"
 
@@ -191,7 +191,7 @@ class Approvals(Inner):
     async def _conclude(self, question: Question, ticket: Ticket, claimed: QuestionRow) -> None:
         """Close a question with an answer once the store has it, unless the question went void first."""
         try:
-            inside = await committed(self._store, ticket, self._settings.commit_seconds)
+            inside = await is_committed(self._store, ticket, self._settings.commit_seconds)
             if inside and question.state is QuestionState.OPEN:
                 question.answer, question.by = claimed.answer, claimed.by
                 self._close(question, QuestionState.ANSWERED)

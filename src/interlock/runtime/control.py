@@ -21,7 +21,7 @@ from interlock.client.door import Answering, Asked, Sink
 from interlock.core import verbs
 from interlock.core.answers import Figures, HostsInfo, QuestionInfo
 from interlock.core.authority import Authority
-from interlock.core.errors import BadInput, Unavailable
+from interlock.core.errors import BadInput, InterlockError, Unavailable
 from interlock.core.lifecycle import State
 from interlock.core.names import LOCAL, Ending, Principal, QuestionId, RunId, SessionId
 from interlock.core.outcome import Cause
@@ -86,6 +86,7 @@ class Control(Embedded):
         self.settings = settings
         self._loop = loop
         self._closing: asyncio.Task[None] | None = None
+        self._lapsed = False
         self._store = store
         self._driver = driver
         self._processes = processes
@@ -215,9 +216,10 @@ class Control(Embedded):
         principal = Principal(name_of(by, "by"))
         begin = self._begins.get(type(verb))
         if begin is not None:
-            return Asked(begin(verb, principal))
+            return Asked(partial(self._unless_lapsed, begin(verb, principal)))
         answer = partial(self._answers[type(verb)], verb, principal)
-        return Asked(partial(self._settled, verb, answer) if self._registry.recovering else answer)
+        settled = partial(self._settled, verb, answer) if self._registry.recovering else answer
+        return Asked(partial(self._unless_lapsed, settled))
 
     def client(self, by: str = LOCAL) -> Client:
         """Return a client of one principal: the verbs without `by`, as a client over a socket has them."""
@@ -240,6 +242,18 @@ class Control(Embedded):
             here = False
         if not here:
             raise BadInput(f"a control belongs to the loop it was opened on; {instead}")
+
+    async def _unless_lapsed(self, answer: Answering[T]) -> T:
+        """Answer a verb; whoever asked is told if control lapses first."""
+        try:
+            answered = await answer()
+        except InterlockError:
+            if not self._lapsed:
+                raise
+        else:
+            if not self._lapsed:
+                return answered
+        raise _lapsed()
 
     async def _settled(self, verb: Verb[T], answer: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Answer a verb once the session that it names, or that of its run, is settled; else once all are."""
@@ -318,6 +332,45 @@ class Control(Embedded):
             raise interrupted
         self._closing.result()
 
+    async def lapse(self) -> None:
+        """End everything in this step, as a crash would, and close: another control may have taken over.
+
+        Every run falls, and every process is killed without a grace. Nothing more is published or stored, whatever was
+        on its way, and whoever waits for an answer gets Unavailable. The next start finds the runs unsettled, and
+        settles them as `lost`.
+        """
+        self._here()
+        if not self._lapsed:
+            self._lapsed = self._registry.closing = self._registry.closed = True
+            self._let_lapse()
+        if self._closing is None:
+            self._closing = self._loop.create_task(self._end(), name="lapse")
+        await self.close()
+
+    def _let_lapse(self) -> None:
+        # The fences first: nothing that the others wake may have an effect.
+        for run in self._registry.runs.values():
+            if not run.fallen:
+                run.fence.fall(Cause(ending=Ending.LOST))
+        self.feed.lapse(_lapsed())
+        self._store.abandon()
+        self._processes.kill()
+        for run in self._registry.runs.values():
+            for body in run.bodies or ():
+                body.cut()
+                body.drop()
+        self._crew.cut()
+        self._wakes.close()
+        self._recovery.close()
+        for run in self._registry.runs.values():
+            if not run.acked.is_set():
+                run.problem = _lapsed()
+            for flag in (run.acked, run.called, run.ended):
+                flag.set()
+        for fall in self._registry.falls.values():
+            for flag in (fall.ended, fall.drained):
+                flag.set()
+
     async def _close(self) -> None:
         self._registry.closing = True
         self._recovery.close()
@@ -333,12 +386,16 @@ class Control(Embedded):
         # ending.
         self._registry.closed = True
         self._crew.cut()
+        await self._end()
+
+    async def _end(self) -> None:
+        """Close everything, once nothing more is begun or published."""
         await self._crew.wait(SLACK_SECONDS)
         self.feed.close()
         await self._driver.close()
         await self._processes.close()
         with anyio.move_on_after(SLACK_SECONDS):
-            await self._store.close(clean=not self._recovery.unfinished)
+            await self._store.close(clean=not self._lapsed and not self._recovery.unfinished)
 
     def _let_go(self, run: LiveRun) -> None:
         if run.state in (State.SEATED, State.STARTED):
@@ -356,3 +413,9 @@ class Control(Embedded):
             self._inbox.turn_away(
                 run, Unavailable("this control is closing; nothing was kept, send the message again after the restart")
             )
+
+
+def _lapsed() -> Unavailable:
+    return Unavailable(
+        "this control has lapsed, and everything in it is over; ask again at the next one, with the same key"
+    )

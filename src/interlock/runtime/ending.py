@@ -35,7 +35,7 @@ from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.live import Body, Falling, LiveRun, delegated
 from interlock.runtime.outlet import Outlet
 from interlock.runtime.registry import Session
-from interlock.stores.base import StoreFailed, Ticket, committed
+from interlock.stores.base import Expelled, StoreFailed, Ticket, commit_in_time
 
 log = logging.getLogger("interlock")
 
@@ -309,6 +309,8 @@ class Endings(Inner):
                 if await self._store.withdraw(ticket):
                     verdict = await ticket
                     break
+            except Expelled:
+                raise
             except StoreFailed as failure:
                 if not said:
                     log.warning("an ending is not durable yet, and is tried again: %s", failure)
@@ -344,15 +346,19 @@ class Endings(Inner):
         self, ticket: Ticket, decision: Decision, pin: contextlib.AbstractContextManager[Session | None]
     ) -> None:
         try:
-            if not await committed(self._store, ticket, self._settings.commit_seconds):
+            if not await commit_in_time(self._store, ticket, self._settings.commit_seconds):
                 await self.keep(decision)
         finally:
             pin.__exit__(None, None, None)
 
     async def keep(self, decision: Decision) -> None:
-        """Hand a decision to the store again and again until it is committed."""
-        while not await committed(self._store, self._store.decide(decision), self._settings.commit_seconds):
+        """Hand a decision to the store again and again until it is committed, or this writer is expelled."""
+        ticket = self._store.decide(decision)
+        while not await commit_in_time(self._store, ticket, self._settings.commit_seconds):
+            if isinstance(ticket.failure, Expelled):
+                return
             await anyio.sleep(self._settings.retry_seconds)
+            ticket = self._store.decide(decision)
 
 
 def earlier(fall: Falling) -> list[Falling]:

@@ -51,7 +51,7 @@ from interlock.runtime.live import Collection, LiveRun, delegated, own_session
 from interlock.runtime.outlet import Outlet
 from interlock.runtime.registry import Session
 from interlock.runtime.settings import ARRIVALS, COLLECT_TIMES, COLLECTED
-from interlock.stores.base import Loaded, StoreFailed, Ticket, Unsure, committed
+from interlock.stores.base import Buried, Loaded, StoreFailed, Taken, Ticket, Unsure, is_committed
 
 # If the store does not take a session's first message, messages that arrived up to this long after it are refused too.
 PATIENCE_SECONDS = 0.1
@@ -122,7 +122,7 @@ class Inbox(Inner):
                 await self._found(run, ticket)
             # Rule 4: the next collected message is decided on only when this one is committed.
             elif ticket is not None and run.state is not State.SEATED and self._strategy(run) is Strategy.COLLECT:
-                await committed(self._store, ticket, self._settings.commit_seconds)
+                await is_committed(self._store, ticket, self._settings.commit_seconds)
         except InterlockError as problem:
             self.turn_away(run, problem)
             return False
@@ -138,7 +138,7 @@ class Inbox(Inner):
         If the store does not take it, refuse the arrivals right after it as well: otherwise each of them would become
         the first message in its turn, and wait for COMMIT_SECONDS again.
         """
-        if not await committed(self._store, ticket, self._settings.commit_seconds):
+        if not await is_committed(self._store, ticket, self._settings.commit_seconds):
             for other in run.session.line or ():
                 if other is not run and other.touched <= run.touched + PATIENCE_SECONDS:
                     other.problem = Unavailable("the store does not take messages now; nothing was kept, send it again")
@@ -541,10 +541,10 @@ class Inbox(Inner):
         # killed before the commit, the store has neither, and the sender, who got no ack, sends again (race 75). If the
         # server is killed between commit and ack, the store has both, and the same key gets the same run (race 76).
         # With the ack before the commit, a kill in between would lose an accepted message. If the commit takes too
-        # long, `committed` asks the store to withdraw the message, and the answer of the store is final: the message is
-        # committed, or never will be. So a refused message cannot turn up later and run. A message that a stop ended
+        # long, `is_committed` asks the store to withdraw the message, and the answer of the store is final: the message
+        # is committed, or never will be. So a refused message cannot turn up later and run. A message that a stop ended
         # meanwhile is acknowledged with that ending, whatever the store says.
-        inside = await committed(self._store, ticket, self._settings.commit_seconds)
+        inside = await is_committed(self._store, ticket, self._settings.commit_seconds)
         if into is not None:
             self._merged(run, into, inside=inside)
             if run.alias is not None:
@@ -616,7 +616,9 @@ class Inbox(Inner):
             timer.cancel()
         seat_next(self._registry, run.session)
         problem = Unavailable("the store did not take the message in time; nothing was kept, send it again")
-        self.turn_away(run, ticket.failure if isinstance(ticket.failure, Unsure) else problem)
+        # Another node used or stopped the key since it was read here: the same message, sent again, is told of that.
+        told = isinstance(ticket.failure, Unsure | Taken | Buried)
+        self.turn_away(run, ticket.failure if told and ticket.failure is not None else problem)
 
     def turn_away(self, run: LiveRun, problem: InterlockError) -> None:
         """Tell the sender that the message was not accepted; of a message that was stopped, tell the ending instead.

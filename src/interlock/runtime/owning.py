@@ -13,7 +13,7 @@ from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.sending import session_name
 from interlock.runtime.sharing import Sharing
 from interlock.runtime.wakes import Wakes, schedule
-from interlock.stores.base import StoreFailed, committed, read
+from interlock.stores.base import StoreFailed, commit_or_withdraw, read
 
 
 class Owning(Inner):
@@ -100,5 +100,5 @@ class Owning(Inner):
         return session_id
 
     async def _keep(self, decision: Decision) -> None:
-        if not await committed(self._store, self._store.decide(decision), self._settings.commit_seconds):
+        if not await commit_or_withdraw(self._store, self._store.decide(decision), self._settings.commit_seconds):
             raise StoreFailed("the store did not accept the change in time; nothing was kept, try again")

@@ -30,7 +30,7 @@ from interlock.core.names import (
     SessionId,
 )
 from interlock.core.receipt import Receipt
-from interlock.stores.base import Loaded, OldToken, Page, Pruned, StoreFailed, Ticket, Written, is_unsettled
+from interlock.stores.base import ABANDONED, Expelled, Loaded, Page, Pruned, StoreFailed, Ticket, Written, is_unsettled
 from interlock.stores.memory_rows import MemoryRows, SessionLog
 
 
@@ -55,10 +55,11 @@ class MemoryStore(MemoryRows):
         self._line: deque[Ticket] = deque()
         # Decisions that were carried out and whose answer was lost (`Faults.lose`).
         self._lost: dict[Ticket, Verdict] = {}
-        self._flushing = False
+        self._flushing = self._abandoned = False
         self._resumed = asyncio.Event()
 
     async def open(self) -> int:
+        self._abandoned = False
         self.clean = self._closed_boot == self._boot
         highest = max(self._epochs.values(), default=0)
         # By as many as the server before may have published and not written (`Store.epoch`).
@@ -70,12 +71,20 @@ class MemoryStore(MemoryRows):
     async def close(self, *, clean: bool = True) -> None:
         if not self.faults.stall:
             self._flush()
-            self._closed_boot = self._boot if clean else self._closed_boot
+            self._closed_boot = self._boot if clean and not self._abandoned else self._closed_boot
+
+    def abandon(self) -> None:
+        self._abandoned = True
+        while self._line:
+            self._line.popleft().refuse(Expelled(ABANDONED))
 
     # Decisions
 
     def decide(self, decision: Decision) -> Ticket:
         ticket = Ticket(decision)
+        if self._abandoned:
+            ticket.refuse(Expelled(ABANDONED))
+            return ticket
         self._line.append(ticket)
         if not self._flushing:
             self._flushing = True
@@ -93,11 +102,7 @@ class MemoryStore(MemoryRows):
             return False
         if (lost := self._lost.pop(ticket, None)) is not None:
             ticket.accept(lost)
-        try:
-            await ticket
-        except StoreFailed:
-            return False
-        return True
+        return await ticket.certain()
 
     def resume(self) -> None:
         """Clear every fault and go on with what waits."""
@@ -114,8 +119,8 @@ class MemoryStore(MemoryRows):
             if self.faults.fail:
                 ticket.refuse(StoreFailed("the store refused the write; send it again later"))
                 continue
-            if self._outdated(ticket.decision):
-                ticket.refuse(OldToken("the session's writer right has passed to another run; this one is over"))
+            if (refusal := self._refusal(ticket.decision)) is not None:
+                ticket.refuse(refusal)
                 continue
             verdict = self._carry_out(ticket.decision)
             if self.faults.lose:
@@ -127,6 +132,8 @@ class MemoryStore(MemoryRows):
     # Events
 
     def append(self, event: Event, epoch: EpochRow | None = None) -> bool:
+        if self._abandoned:
+            return True
         if epoch is not None:
             self._store_epoch(epoch)
         log = self._logs.get(event.session)
