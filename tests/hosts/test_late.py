@@ -43,7 +43,7 @@ def limit_of(control: Control, run: str) -> float:
 
 def line_of(control: Control, run: str) -> int:
     """Return control's end of the pipe in which a run's host speaks."""
-    turn: Any = control._registry.runs[run].bodies[0]  # type: ignore[index]
+    turn: Any = control._registry.runs[run].work.bodies[0]  # type: ignore[index]
     line: int = turn.host._said
     return line
 
