@@ -38,7 +38,7 @@ both_loops = pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
 
 def limit_of(control: Control, run: str) -> float:
     """Return the instant of a run's deadline."""
-    return control._registry.runs[run].limits[0].at  # type: ignore[index]
+    return control._registry.runs[run].limits.armed[0].at  # type: ignore[index]
 
 
 def line_of(control: Control, run: str) -> int:

@@ -190,7 +190,7 @@ def test_an_approval_is_answered_after_the_restart(place: Place) -> None:
         for session in ("open", "given"):
             sent = await control.send(session, "go", by="alice")
             run = control._registry.runs[sent.run_id]
-            await until(lambda run=run: run.questions)
+            await until(lambda run=run: run.work.questions)
             asked[session] = (sent.run_id, next(iter(run.work.questions)))
         await control.answer(asked["given"][1], True, by="alice")
         raise AssertionError("it was answered")
