@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import anyio
 
+from interlock.client.caller import Caller
 from interlock.client.client import Client
 from interlock.client.door import Answering, Asked, Sink
 from interlock.core import verbs
@@ -34,7 +35,6 @@ from interlock.runtime.crew import Crew
 from interlock.runtime.deadlines import Deadlines
 from interlock.runtime.doors import ControlDoor
 from interlock.runtime.driver import Driver
-from interlock.runtime.embedded import Embedded
 from interlock.runtime.ending import Endings
 from interlock.runtime.feed import Feed
 from interlock.runtime.following import Listening
@@ -67,7 +67,7 @@ SLACK_SECONDS = 1.0
 ELSEWHERE = "from elsewhere use asyncio.run_coroutine_threadsafe(control.stop(...), loop)"
 
 
-class Control(Embedded):
+class Control(Caller):
     """Sends, stops, watches and answers for callers outside a run. Open one with `interlock.open_control`."""
 
     def __init__(
