@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import anyio
 
+from interlock.client.caller import Caller
 from interlock.client.client import Client
 from interlock.client.door import Answering, Asked, Sink
 from interlock.core import verbs
@@ -34,7 +35,6 @@ from interlock.runtime.crew import Crew
 from interlock.runtime.deadlines import Deadlines
 from interlock.runtime.doors import ControlDoor
 from interlock.runtime.driver import Driver
-from interlock.runtime.embedded import Embedded
 from interlock.runtime.ending import Endings
 from interlock.runtime.feed import Feed
 from interlock.runtime.following import Listening
@@ -67,7 +67,7 @@ SLACK_SECONDS = 1.0
 ELSEWHERE = "from elsewhere use asyncio.run_coroutine_threadsafe(control.stop(...), loop)"
 
 
-class Control(Embedded):
+class Control(Caller):
     """Sends, stops, watches and answers for callers outside a run. Open one with `interlock.open_control`."""
 
     def __init__(
@@ -172,7 +172,7 @@ class Control(Embedded):
     @property
     def queued(self) -> int:
         """How many messages wait for a seat, over all sessions."""
-        return sum(len(session.waiting or ()) for session in self._registry.sessions.values())
+        return sum(len(session.queue or ()) for session in self._registry.sessions.values())
 
     async def grade(self) -> str:
         """Return the grade of containment that receipts name; `inline` where no process can be started."""
@@ -299,7 +299,7 @@ class Control(Embedded):
         live = self._registry.runs.get(wanted)
         if live is None or self._registry.closing:
             return False
-        return live.itself.current and self._sight.may_see(principal, live.itself)
+        return live.absorber_or_self.current and self._sight.may_see(principal, live.absorber_or_self)
 
     # What control itself answers
 
@@ -356,16 +356,16 @@ class Control(Embedded):
         self._store.abandon()
         self._processes.kill()
         for run in self._registry.runs.values():
-            for body in run.bodies or ():
+            for body in run.work.bodies or ():
                 body.cut()
                 body.drop()
         self._crew.cut()
         self._wakes.close()
         self._recovery.close()
         for run in self._registry.runs.values():
-            if not run.acked.is_set():
-                run.problem = _lapsed()
-            for flag in (run.acked, run.called, run.ended):
+            if not run.admittance.acked.is_set():
+                run.admittance.problem = _lapsed()
+            for flag in (run.admittance.acked, run.seated_or_over, run.ended):
                 flag.set()
         for fall in self._registry.falls.values():
             for flag in (fall.ended, fall.drained):
@@ -378,7 +378,7 @@ class Control(Embedded):
         for run in list(self._registry.runs.values()):
             self._let_go(run)
         for session in self._registry.sessions.values():
-            for running in session.kept.running if session.kept is not None else ():
+            for running in session.processes.running if session.processes is not None else ():
                 running.end()
         bounds = self.settings
         await self._crew.wait(2 * bounds.commit_seconds + bounds.grace_seconds + bounds.drain_seconds + SLACK_SECONDS)
@@ -404,12 +404,12 @@ class Control(Embedded):
                 self._endings.end(run, Cause(ending=Ending.SHUTDOWN))
         # A queued message stays in the store for the next start; its waiters get `pending`.
         elif run.state is State.QUEUED:
-            for timer in run.timers or ():
+            for timer in run.limits.timers or ():
                 timer.cancel()
             run.ended.set()
-            run.called.set()
+            run.seated_or_over.set()
         # A message that is joining another one is already decided on and is not turned away.
-        elif run.state is State.ARRIVING and run.joining is None:
+        elif run.state is State.ARRIVING and run.ties.joining is None:
             self._inbox.turn_away(
                 run, Unavailable("this control is closing; nothing was kept, send the message again after the restart")
             )

@@ -1,7 +1,7 @@
 """Recovery: settle what an earlier server left of a session, before anything new of that session is accepted.
 
 1. `recover` settles one session with the children below it. A run that had begun is `lost`: it is put back on its seat
-   (`restoring.py`) and falls by `Fall.take`, with the same Decision, terminal event and receipt as any other fall. So
+   (`restoring.py`) and falls by `Fall.add`, with the same Decision, terminal event and receipt as any other fall. So
    recovery has no second set of rules for endings.
 2. Until then the session has a gate (`Registry.recovering`): its seat is given to nobody, arrivals wait, a stop waits
    before it decides. So a message that was accepted before the crash does not run before the lost run of its session

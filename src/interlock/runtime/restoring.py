@@ -17,16 +17,19 @@ from interlock.core.lifecycle import Move, State
 from interlock.core.names import REPORTS, BodyState, CallId, Effect, Ending, QuestionState, RunId, SessionId, ToolState
 from interlock.core.outcome import Outcome
 from interlock.core.story import OPEN_CALLS, Conversation, Story
+from interlock.runtime.arrival import Arrival
 from interlock.runtime.feed import whole_log
 from interlock.runtime.inbox import Inbox
 from interlock.runtime.inside import Inner, Inside
-from interlock.runtime.live import RUN_SESSION, Child, Collection, LiveRun, Question, ToolCall
+from interlock.runtime.live import RUN_SESSION, LiveRun
 from interlock.runtime.outlet import Outlet
 from interlock.runtime.registry import Session
 from interlock.runtime.reporting import Reporting
 from interlock.runtime.retelling import Retelling, Tree, introduced
 from interlock.runtime.settings import CRASHES
 from interlock.runtime.stage import Stage
+from interlock.runtime.ties import Child, Collection
+from interlock.runtime.work import Question, ToolCall
 from interlock.stores.base import read
 
 log = logging.getLogger("interlock")
@@ -104,9 +107,9 @@ class Restoring(Inner):
         with self._registry.pinned(row.home or session.id) as home:
             await self._retelling.load(home)
             run = await self._live(session, row, tree.living.get(row.parent) if row.parent is not None else None)
-            run.home, run.parent_id = home, row.parent
-            if run.announce is not None:
-                run.announce_to = await self._agent_above(row)
+            run.ties.home, run.ties.parent_id = home, row.parent
+            if run.arrival.announce is not None:
+                run.ties.announce_to = await self._agent_above(row)
             await self._put_in_place(tree, run, row, story)
         return run
 
@@ -120,25 +123,25 @@ class Restoring(Inner):
     async def _put_in_place(self, tree: Tree, run: LiveRun, row: RunRow, story: Story) -> None:
         session = run.session
         # A run's message is published before the run begins. Its event may be gone: the log may have been pruned.
-        run.said = True
+        run.message_published = True
         # The session's generation rose when this run took the seat, and has not risen since.
         run.generation = self._registry.generations.get(session.id)
         run.started_at = story.started_at or row.admitted_at
-        run.bodies = [BodyOfDeadServer(seen=tree.leftovers_ended)]
+        run.work.bodies = [BodyOfDeadServer(seen=tree.leftovers_ended)]
         for block in story.blocks:
             run.reply.close(block)
         for delta in story.open:
             run.reply.add(delta)
-        run.calls = await self._open_calls(run, row, story)
-        run.questions = {each.id: each for each in await self._open_questions(run)}
+        run.work.calls = await self._open_calls(run, row, story)
+        run.work.questions = {each.id: each for each in await self._open_questions(run)}
         self._registry.register(run)
         if session.seat is None:
             session.seat = run
         run.move(Move.SEAT)
         run.move(Move.START)
-        run.sent = Sent(run_id=run.id, session=session.id, generation=run.generation)
-        run.acked.set()
-        run.called.set()
+        run.admittance.sent = Sent(run_id=run.id, session=session.id, generation=run.generation)
+        run.admittance.acked.set()
+        run.seated_or_over.set()
 
     async def _live(self, session: Session, row: RunRow, parent: LiveRun | None) -> LiveRun:
         method, digest = "send", ""
@@ -148,20 +151,21 @@ class Restoring(Inner):
         return LiveRun(
             row.id,
             session,
-            principal=row.principal,
-            text=row.text,
-            kind=row.kind,
-            method=method,
-            key=row.key,
-            digest=digest,
-            strategy=None,
-            deadline=row.deadline,
-            admitted_at=row.admitted_at,
-            agent=row.agent,
-            instructions=row.instructions,
+            Arrival(
+                principal=row.principal,
+                text=row.text,
+                kind=row.kind,
+                method=method,
+                key=row.key,
+                digest=digest,
+                deadline=row.deadline,
+                admitted_at=row.admitted_at,
+                agent=row.agent,
+                instructions=row.instructions,
+                announce=row.announce,
+            ),
             parent=parent,
             detached=row.detached,
-            announce=row.announce,
         )
 
     async def _open_calls(self, run: LiveRun, row: RunRow, story: Story) -> dict[CallId, ToolCall]:
@@ -179,7 +183,7 @@ class Restoring(Inner):
                 calls[kept.call_id] = _call(kept.call_id, told)
             if kept.call_id in calls and kept.state is not ToolState.PENDING:
                 calls[kept.call_id].state = ToolState.RUNNING
-        run.begun = begun
+        run.work.begun = begun
         return calls
 
     async def _open_questions(self, run: LiveRun) -> list[Question]:
@@ -196,27 +200,27 @@ class Restoring(Inner):
         for row in sorted(rows, key=lambda row: row.generation is None):
             run = await self._live(session, row, None)
             story = stories.get(row.id, Story())
-            run.said = introduced(story)
+            run.message_published = introduced(story)
             if row.kind in REPORTS:
                 await self._read_report(tree, run)
                 continue
             self._registry.register(run)
             parts = await read(self._store.parts(row.id))
             if parts:
-                run.collection = Collection(until=self._clock.now())
-                run.collection.ripe = True
+                run.ties.collection = Collection(until=self._clock.now())
+                run.ties.collection.quiet_over = True
             absorbed = {message.of for message in story.messages}
             for part in parts:
                 await self._collect_again(part, run, told=part.id in absorbed)
             self._stage.resume(run)
-            if not run.said:
+            if not run.message_published:
                 Outlet(run, self._feed).introduce()
 
     async def _read_report(self, tree: Tree, report: LiveRun) -> None:
         """Fill a report with the ending of its child, and put it aside until every ending is public."""
-        child = await read(self._store.run(RunId(report.key or "")))
+        child = await read(self._store.run(RunId(report.arrival.key or "")))
         if child is not None and child.outcome is not None:
-            report.announces = Child(run_id=child.id, outcome=child.outcome, text=child.outcome.text)
+            report.ties.announces = Child(run_id=child.id, outcome=child.outcome, text=child.outcome.text)
         self._put_aside(tree, report)
 
     def _put_aside(self, tree: Tree, report: LiveRun) -> None:
@@ -245,12 +249,12 @@ class Restoring(Inner):
         """Add a message again to the waiting turn into which it was collected."""
         part = await self._live(into.session, row, None)
         self._registry.register(part)
-        part.sent = Sent(run_id=into.id, session=into.session.id, state=State.QUEUED)
-        part.acked.set()
+        part.admittance.sent = Sent(run_id=into.id, session=into.session.id, state=State.QUEUED)
+        part.admittance.acked.set()
         self._registry.absorb(part, into)
-        assert into.collection is not None
-        into.collection.parts.append(part)
-        if into.said and not told:
+        assert into.ties.collection is not None
+        into.ties.collection.parts.append(part)
+        if into.message_published and not told:
             Outlet(into, self._feed).introduce_part(part)
 
 

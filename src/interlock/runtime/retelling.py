@@ -69,7 +69,7 @@ class Retelling(Inner):
     async def load(self, session: Session) -> None:
         """Fill a session in memory with what the store has of it."""
         if not session.loaded:
-            self._inbox.take_up(session, await read(self._store.load(session.id, principal=LOCAL, key=None)))
+            self._inbox.load(session, await read(self._store.load(session.id, principal=LOCAL, key=None)))
 
     @contextlib.asynccontextmanager
     async def counted(self, session_id: SessionId, home_id: SessionId) -> AsyncGenerator[Session, None]:

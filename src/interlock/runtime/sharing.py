@@ -35,7 +35,7 @@ class Sharing(Inner):
         """Set what a principal may do in a session; None takes the share away."""
         with self._registry.pinned(session_id) as session:
             if not session.loaded:
-                self._inbox.take_up(session, await read(self._store.load(session_id, principal=by, key=None)))
+                self._inbox.load(session, await read(self._store.load(session_id, principal=by, key=None)))
             if session.confirmed_owner is None or not self._authority.may(Action.SHARE, by, whose=session.whose):
                 raise UnknownSession(session_id, by)
             if who in (session.owner, LOCAL):
