@@ -49,7 +49,7 @@ BESIDE = (  # bugs of rules that are no row of the table
         "unit/key-of-another-run-admitted",
         ("contracts/test_store_keys.py", "test_a_key_of_another_run_refuses_the_whole_decision"),
     ),
-    ("unit/lapse-tells-the-ending", ("runtime/test_lapse.py", "test_an_ending_on_its_way_is_not_told")),
+    ("unit/lapse-leaves-the-fences-open", ("runtime/test_lapse.py", "test_nothing_is_told_or_kept_after_a_lapse")),
     ("unit/host-tool-not-killed", ("hosts/test_hogs.py", "test_a_tool_at_work_is_killed_at_once")),
     ("unit/guest-s-child-gets-in", (ANNOUNCED, "test_a_guest_s_child_does_not_get_into_the_owner_s_turn")),
     ("announced-twice", (ANNOUNCED, "test_an_ending_becomes_a_turn_of_its_session")),
