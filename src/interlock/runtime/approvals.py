@@ -187,7 +187,7 @@ class Approvals(Inner):
             raise QuestionClosed(
                 f"question {question.id} is void: its run no longer waits for an answer, and nothing was done"
             )
-        return _same_or_closed(_info(question.row()), value, by)
+        return _same_or_closed(info_of_question(question.row()), value, by)
 
     async def _conclude(self, question: Question, ticket: Ticket, claimed: QuestionRow) -> None:
         """Close a question with an answer once the store has it, unless the question went void first."""
@@ -209,7 +209,7 @@ class Approvals(Inner):
         # The run is not in memory, so no agent waits for the answer.
         if row.state is QuestionState.OPEN:
             row = msgspec.structs.replace(row, state=QuestionState.VOID)
-        return _same_or_closed(_info(row), _value(answer, row.choices), by)
+        return _same_or_closed(info_of_question(row), _value(answer, row.choices), by)
 
 
 def _unknown(question_id: QuestionId, by: Principal) -> Unknown:
@@ -240,7 +240,7 @@ def _same_or_closed(info: QuestionInfo, value: bool | str, by: Principal) -> Que
 
 def _open_info(question: Question) -> QuestionInfo:
     return msgspec.structs.replace(
-        _info(question.row()),
+        info_of_question(question.row()),
         tool=question.tool,
         arguments=question.arguments,
         asked_at=question.asked_at,
@@ -248,7 +248,8 @@ def _open_info(question: Question) -> QuestionInfo:
     )
 
 
-def _info(row: QuestionRow) -> QuestionInfo:
+def info_of_question(row: QuestionRow) -> QuestionInfo:
+    """Return a stored question as a list shows it."""
     return QuestionInfo(
         id=row.id,
         run_id=row.run_id,

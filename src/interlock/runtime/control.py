@@ -24,7 +24,7 @@ from interlock.core.answers import Figures, HostsInfo, QuestionInfo
 from interlock.core.authority import Authority
 from interlock.core.errors import BadInput, InterlockError, Unavailable
 from interlock.core.lifecycle import State
-from interlock.core.names import LOCAL, Ending, Principal, QuestionId, RunId, SessionId
+from interlock.core.names import LOCAL, Ending, Principal, QuestionId, RunId
 from interlock.core.outcome import Cause
 from interlock.core.values import name_of
 from interlock.core.verbs import Verb
@@ -132,7 +132,7 @@ class Control(Caller):
         self._listeners = Listeners(inside)
         sending = Sending(inside, stage=stage, driver=driver)
         stops = Stops(inside, stopping=stopping)
-        looking = Looking(inside, stopping=stopping)
+        looking = Looking(inside, stopping=stopping, approvals=self._approvals)
         sharing = Sharing(inside, inbox=inbox, endings=endings)
         owning = Owning(inside, inbox=inbox, endings=endings, sharing=sharing, wakes=self._wakes)
         # By verb: what begins in the step that asks it, and what answers when it is awaited.
@@ -145,7 +145,7 @@ class Control(Caller):
         self._answers: dict[type, Callable[[Any, Principal], Coroutine[Any, Any, Any]]] = {
             verbs.Left: looking.left,
             verbs.Answer: self._answer,
-            verbs.Questions: self._questions,
+            verbs.Questions: looking.questions,
             verbs.Wait: looking.wait,
             verbs.GetReceipt: looking.receipt,
             verbs.Timeline: looking.timeline,
@@ -305,10 +305,6 @@ class Control(Caller):
 
     async def _answer(self, asked: verbs.Answer, by: Principal) -> QuestionInfo:
         return await self._approvals.answer(QuestionId(name_of(asked.question, "question")), asked.answer, by)
-
-    async def _questions(self, asked: verbs.Questions, by: Principal) -> list[QuestionInfo]:
-        wanted = None if asked.session is None else SessionId(name_of(asked.session, "session"))
-        return self._approvals.opened(wanted, by)
 
     async def _measure(self, asked: verbs.Measure, by: Principal) -> Figures:
         return Figures(grade=await self.grade(), queued=self.queued, hosts=self.hosts)

@@ -205,6 +205,9 @@ class Log(Protocol):
 class Store(Log, Protocol):
     """Remembers sessions, messages, endings and events."""
 
+    shared: bool
+    """Whether other controls may use the store too: what those run is listed from the store."""
+
     clean: bool
     """Once open: whether the server before this one closed the store, so that nothing was cut short."""
 
@@ -288,6 +291,14 @@ class Store(Log, Protocol):
         Without a session, return the latest of all sessions, up to a limit; with `of`, only those in sessions that this
         principal owns or that are shared with it.
         """
+        ...
+
+    async def open_runs(self, *, of: Principal | None = None) -> tuple[RunRow, ...]:
+        """Return the runs of all sessions that have no ending, without aliased ones; with `of` as `runs` has it."""
+        ...
+
+    async def open_questions(self) -> tuple[QuestionRow, ...]:
+        """Return the open questions of all runs, oldest first."""
         ...
 
     async def unsettled(self) -> tuple[SessionId, ...]:

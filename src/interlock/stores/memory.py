@@ -25,6 +25,7 @@ from interlock.core.names import (
     Drain,
     Principal,
     QuestionId,
+    QuestionState,
     ReceiptId,
     RunId,
     SessionId,
@@ -45,6 +46,8 @@ class Faults:
 
 class MemoryStore(MemoryRows):
     """Keeps everything in this process and loses it with the process."""
+
+    shared = False
 
     def __init__(self, *, latency_seconds: float = 0.0) -> None:
         super().__init__()
@@ -228,6 +231,14 @@ class MemoryStore(MemoryRows):
             return tuple(reversed(list(itertools.islice(mine, None if limit < 0 else limit))))
         ids = [*self._runs_of.get(session, ()), *(self._children_of.get(session, ()) if tree else ())]
         return tuple(self._runs[run_id] for run_id in ids if run_id in self._runs)
+
+    async def open_runs(self, *, of: Principal | None = None) -> tuple[RunRow, ...]:
+        waiting = (row for row in await self.runs(None, limit=-1, of=of) if row.outcome is None and row.alias is None)
+        return tuple(waiting)
+
+    async def open_questions(self) -> tuple[QuestionRow, ...]:
+        await self._readable()
+        return tuple(row for row in self._questions.values() if row.state is QuestionState.OPEN)
 
     def _is_of(self, row: RunRow, principal: Principal) -> bool:
         session, home = self._sessions.get(row.session), self._session(row.home or row.session)

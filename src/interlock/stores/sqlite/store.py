@@ -43,6 +43,8 @@ SQL = statements("decisions")
 class SqliteStore(Reads):
     """Keeps everything in DIR/interlock.db."""
 
+    shared = False
+
     def __init__(self, directory: str | os.PathLike[str], *, keep_days: float = KEEP_DAYS) -> None:
         super().__init__(directory)
         self.keep_days = keep_days
