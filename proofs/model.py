@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, Self
 
 from rich.console import Console
 
-from interlock.core.lifecycle import Move, State
+from interlock.core.lifecycle import Move
 from interlock.core.names import REPORTS, RunKind
 from interlock.core.outcome import Cause
 from interlock.core.receipt import Receipt
@@ -472,7 +472,7 @@ class Recorder:
 
 
 def _alive(run: LiveRun) -> bool:
-    return not run.fallen and run.state not in (State.WITHDRAWN, State.ALIASED)
+    return not run.fallen and not (run.state.withdrawn or run.state.aliased)
 
 
 def record(seed: int) -> Trace:

@@ -26,7 +26,7 @@ import msgspec
 
 from interlock.core.decision import Decision, KeyRow, RunRow, SessionRow, StopKey
 from interlock.core.events import ChildEnd, Ended, Tool
-from interlock.core.lifecycle import Move, State, may
+from interlock.core.lifecycle import Move, may
 from interlock.core.names import (
     CallId,
     Drain,
@@ -122,7 +122,7 @@ class Fall:
         """
         if run.fallen or not may(run.state, Move.END):
             return
-        was_started = run.state is State.STARTED
+        was_started = run.state.started
         limits = [run.limits.limit_now(limit) for limit in run.limits.armed]
         # If the agent in a host has returned, use the instant of its return, even if control reads of it later.
         now = min(at, self._clock.now() if run.limits.returned is None else run.limits.returned)
@@ -137,10 +137,10 @@ class Fall:
         # this step.
         run.fence.fall(settled)
         self.cause = self.cause or settled
-        decided = run.state is not State.ARRIVING
+        decided = not run.state.undecided
         # Count the waiting messages that this fall ends early. A note also ends while it is queued, but as completed,
         # so it is not counted.
-        queued = settled.early and run.ties.parent is None and run.state in (State.ARRIVING, State.QUEUED)
+        queued = settled.early and run.ties.parent is None and run.state.waits
         run.move(Move.END)
         run.fall = self
         # True if the run was never seated and the store has no row of its session. The text of such a run is shown to

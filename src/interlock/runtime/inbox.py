@@ -118,7 +118,7 @@ class Inbox(Inner):
             if ticket is not None and not run.session.stored:
                 await self._found(run, ticket)
             # Rule 4: the next collected message is decided on only when this one is committed.
-            elif ticket is not None and run.state is not State.SEATED and self._strategy(run) is Strategy.COLLECT:
+            elif ticket is not None and not run.state.at_work and self._strategy(run) is Strategy.COLLECT:
                 await commit_or_withdraw(self._store, ticket, self._settings.commit_seconds)
         except InterlockError as problem:
             self.turn_away(run, problem)
@@ -220,7 +220,7 @@ class Inbox(Inner):
         is not read, or its first message is not stored, the answer is not known, and this method returns True.
         """
         session = run.session
-        if run.state is not State.ARRIVING or not session.loaded or (session.owner is not None and not session.stored):
+        if not run.state.undecided or not session.loaded or (session.owner is not None and not session.stored):
             return True
         return self._may_send(run)
 
@@ -238,7 +238,7 @@ class Inbox(Inner):
     def unsure(self, run: LiveRun) -> bool:
         """Return whether a message arrives for a session that was not read yet and may be another principal's."""
         session, by = run.session, run.principal
-        if session.loaded or run.state is not State.ARRIVING or run.ties.parent is not None:
+        if session.loaded or not run.state.undecided or run.ties.parent is not None:
             return False
         return not (run.arrival.begins and may_found(by, session.id)) and not self._authority.may(Action.SEND, by)
 
@@ -509,7 +509,7 @@ class Inbox(Inner):
 
     def _wait_for_quiet(self, run: LiveRun) -> None:
         collection = run.ties.collection
-        if collection is None or run.state is not State.QUEUED or self._registry.closing:
+        if collection is None or not run.state.queued or self._registry.closing:
             return
         if collection.timer is not None:
             collection.timer.cancel()
@@ -518,7 +518,7 @@ class Inbox(Inner):
         run.limits.timers = [*(run.limits.timers or ()), collection.timer]
 
     def _quiet_elapsed(self, run: LiveRun) -> None:
-        if run.state is State.QUEUED and run.ties.collection is not None and run.ties.collection.merging is None:
+        if run.state.queued and run.ties.collection is not None and run.ties.collection.merging is None:
             run.ties.collection.quiet_over = True
             seat_next(self._registry, run.session)
 
@@ -636,7 +636,7 @@ class Inbox(Inner):
             run.admittance.problem = problem if isinstance(problem, KeyConflict) else None
             self._tell_sender(run)
             return
-        if run.state is not State.WITHDRAWN:
+        if not run.state.withdrawn:
             run.move(Move.WITHDRAW)
         run.admittance.problem = problem
         run.admittance.acked.set()

@@ -24,7 +24,6 @@ from interlock.client.door import Answering
 from interlock.core.authority import Action
 from interlock.core.decision import Decision, Tombstone
 from interlock.core.errors import Unavailable
-from interlock.core.lifecycle import State
 from interlock.core.names import REPORTS, Ending, Principal, RunId, SessionId
 from interlock.core.outcome import Cause
 from interlock.core.receipt import Receipt, nothing
@@ -211,7 +210,7 @@ class RunStops(Inner):
 
     def _live(self, run: LiveRun, call: StopCall) -> Receiving:
         by = call.by
-        if run.state not in (State.WITHDRAWN, State.ALIASED):
+        if not (run.state.withdrawn or run.state.aliased):
             steering = [
                 other for other in run.session.queue or () if other.admittance.steers is run and self._may(by, other)
             ]

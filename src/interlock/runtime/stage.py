@@ -19,7 +19,7 @@ import anyio
 from interlock.core.decision import Decision
 from interlock.core.errors import BadInput, Unavailable
 from interlock.core.events import Started
-from interlock.core.lifecycle import Move, State
+from interlock.core.lifecycle import Move
 from interlock.core.names import Effect, Ending, ErrorKind, RunKind
 from interlock.core.outcome import Cause, cause_of
 from interlock.runtime.approvals import Approvals, Policy
@@ -105,7 +105,7 @@ class Stage(Inner):
 
     async def _carry(self, run: LiveRun) -> None:
         await run.seated_or_over.wait()
-        if run.state is not State.SEATED:
+        if not run.state.at_work:
             return
         self._deadlines.dispatched(run)
         await endings_told(run.session)

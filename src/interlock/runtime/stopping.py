@@ -18,7 +18,7 @@ from interlock.core.answers import Remaining
 from interlock.core.authority import Action, Whose
 from interlock.core.decision import Decision, StopMark
 from interlock.core.errors import Unavailable, UnknownSession
-from interlock.core.lifecycle import Move, State, may
+from interlock.core.lifecycle import Move, may
 from interlock.core.names import Ending, Principal, SessionId
 from interlock.core.receipt import Receipt, nothing
 from interlock.core.values import Order
@@ -225,8 +225,8 @@ class Stopping(RunStops):
         runs = [] if session is None else [run for run in _everyone(session) if self._may(by, run)]
         processes = [] if session is None else [each for each in self.detached(session, by) if not each.ending]
         return Remaining(
-            running=[run.id for run in runs if not run.ties.detached and run.state in (State.SEATED, State.STARTED)],
-            queued=sum(run.state in (State.ARRIVING, State.QUEUED) for run in runs),
+            running=[run.id for run in runs if not run.ties.detached and run.state.at_work],
+            queued=sum(run.state.waits for run in runs),
             detached=[*(run.id for run in runs if run.ties.detached), *(command_of(each.order) for each in processes)],
         )
 
@@ -242,7 +242,7 @@ def _written_after(run: LiveRun, order: Order | None) -> bool:
 
 def _at_work(run: LiveRun) -> bool:
     """Return whether a run has the seat or is on its way to it: it neither waits nor is detached."""
-    return not run.ties.detached and run.state in (State.ARRIVING, State.SEATED, State.STARTED)
+    return not run.ties.detached and not run.state.queued
 
 
 def _was_there(run: LiveRun, arrived: Collection[LiveRun] | None) -> bool:
