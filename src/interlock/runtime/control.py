@@ -336,8 +336,7 @@ class Control(Embedded):
                 self._endings.end(run, Cause(ending=Ending.SHUTDOWN))
         # A queued message stays in the store for the next start; its waiters get `pending`.
         elif run.state.queued:
-            for timer in run.limits.timers or ():
-                timer.cancel()
+            run.limits.disarm()
             run.ended.set()
             run.seated_or_over.set()
         # A message that is joining another one is already decided on and is not turned away.

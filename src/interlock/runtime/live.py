@@ -25,7 +25,7 @@ from interlock.runtime.work import Work
 
 if TYPE_CHECKING:
     from interlock.runtime.fall import Fall
-    from interlock.runtime.registry import Session
+    from interlock.runtime.session import Session
 
 # The id of a run's own session begins with this. `send` refuses such ids, so only that run is in the session.
 RUN_SESSION = "run:"

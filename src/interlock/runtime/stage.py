@@ -72,7 +72,7 @@ class Stage(Inner):
 
         A message under a used key is answered by the first run with that key and gets no task.
         """
-        run.limits.touched = self._clock.now()
+        run.limits.touch(self._clock.now())
         try:
             answering = self._inbox.enter(run)
         finally:
@@ -83,7 +83,7 @@ class Stage(Inner):
 
     def resume(self, run: LiveRun) -> None:
         """Start the task of a message that an earlier start admitted; the task waits for the seat."""
-        run.limits.touched = self._clock.now()
+        run.limits.touch(self._clock.now())
         self._inbox.requeue(run)
         self._crew.start(self.carry(run, admitted=True), name=f"run {run.id}")
 

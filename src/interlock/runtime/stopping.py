@@ -24,8 +24,9 @@ from interlock.core.receipt import Receipt, nothing
 from interlock.core.values import Order
 from interlock.runtime.fall import Fall
 from interlock.runtime.live import LiveRun
-from interlock.runtime.registry import Session, StopCall
+from interlock.runtime.registry import StopCall
 from interlock.runtime.run_stops import Receiving, RunStops, is_stopped
+from interlock.runtime.session import Session
 from interlock.runtime.spawning import Running, command_of
 from interlock.stores.base import Ticket
 
@@ -57,7 +58,7 @@ class Stopping(RunStops):
         if session is None or self._registry.closed:
             return self._own(call, partial(self._absent, session_id, call))
         arriving = () if session.loaded else tuple(session.arrivals or ())
-        unsure = any(self._inbox.unsure(run) for run in arriving)
+        unsure = any(self._inbox.senders.unsure(run) for run in arriving)
         if unsure or not all(self._may(call.by, run) for run in arriving):
             return self._loaded(session_id, call, lambda here: self._stop_here(here, call, order, queue, arriving))
         # The pin forgets the session again if the stop leaves nothing of it but a raised generation.
@@ -68,7 +69,7 @@ class Stopping(RunStops):
         """Read whose session it is, then decide. From this step until then no arrival of the session is decided on."""
         held = contextlib.ExitStack()
         session = held.enter_context(self._registry.pinned(session_id))
-        held.enter_context(self._inbox.held_up(session))
+        held.enter_context(session.held_up())
         until = self.until()
 
         async def load_and_decide() -> Receipt:
@@ -115,7 +116,7 @@ class Stopping(RunStops):
         if session.confirmed_owner is None or not self._authority.may(Action.RESET, by, whose=session.whose):
             return partial(self._unknown, session.id, by, self._note(call, now, already=Ending.UNKNOWN))
         processes = list(session.processes.running) if session.processes is not None else []
-        everyone = [run for run in _everyone(session) if self._inbox.may_come(run) and _was_there(run, arrived)]
+        everyone = [run for run in _everyone(session) if self._inbox.senders.may_come(run) and _was_there(run, arrived)]
         fall = self._end_all(session, everyone, call, processes=processes, resets=True)
         told: Receiving | None = None
         untold: Fall | None = None
