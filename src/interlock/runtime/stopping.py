@@ -18,14 +18,15 @@ from interlock.core.answers import Remaining
 from interlock.core.authority import Action, Whose
 from interlock.core.decision import Decision, StopMark
 from interlock.core.errors import Unavailable, UnknownSession
-from interlock.core.lifecycle import Move, State, may
+from interlock.core.lifecycle import Move, may
 from interlock.core.names import Ending, Principal, SessionId
 from interlock.core.receipt import Receipt, nothing
 from interlock.core.values import Order
 from interlock.runtime.fall import Fall
 from interlock.runtime.live import LiveRun
-from interlock.runtime.registry import Session, StopCall
+from interlock.runtime.registry import StopCall
 from interlock.runtime.run_stops import Receiving, RunStops, is_stopped
+from interlock.runtime.session import Session
 from interlock.runtime.spawning import Running, command_of
 from interlock.stores.base import Ticket
 
@@ -57,7 +58,7 @@ class Stopping(RunStops):
         if session is None or self._registry.closed:
             return self._own(call, partial(self._absent, session_id, call))
         arriving = () if session.loaded else tuple(session.arrivals or ())
-        unsure = any(self._inbox.unsure(run) for run in arriving)
+        unsure = any(self._inbox.senders.unsure(run) for run in arriving)
         if unsure or not all(self._may(call.by, run) for run in arriving):
             return self._loaded(session_id, call, lambda here: self._stop_here(here, call, order, queue, arriving))
         # The pin forgets the session again if the stop leaves nothing of it but a raised generation.
@@ -68,7 +69,7 @@ class Stopping(RunStops):
         """Read whose session it is, then decide. From this step until then no arrival of the session is decided on."""
         held = contextlib.ExitStack()
         session = held.enter_context(self._registry.pinned(session_id))
-        held.enter_context(self._inbox.held_up(session))
+        held.enter_context(session.held_up())
         until = self.until()
 
         async def load_and_decide() -> Receipt:
@@ -112,7 +113,7 @@ class Stopping(RunStops):
         if not session.loaded:
             raise Unavailable("the store did not answer in time, and nothing was reset; try again")
         by, now = call.by, self._clock.wall()
-        everyone = [run for run in _everyone(session) if self._inbox.may_come(run) and _was_there(run, arrived)]
+        everyone = [run for run in _everyone(session) if self._inbox.senders.may_come(run) and _was_there(run, arrived)]
         if session.confirmed_owner is None:
             # Nobody owns the session until its first message is stored: the caller may end its own messages.
             everyone = [run for run in everyone if self._may(by, run)]
@@ -232,8 +233,8 @@ class Stopping(RunStops):
         runs = [] if session is None else [run for run in _everyone(session) if self._may(by, run)]
         processes = [] if session is None else [each for each in self.detached(session, by) if not each.ending]
         return Remaining(
-            running=[run.id for run in runs if not run.ties.detached and run.state in (State.SEATED, State.STARTED)],
-            queued=sum(run.state in (State.ARRIVING, State.QUEUED) for run in runs),
+            running=[run.id for run in runs if not run.ties.detached and run.state.at_work],
+            queued=sum(run.state.waits for run in runs),
             detached=[*(run.id for run in runs if run.ties.detached), *(command_of(each.order) for each in processes)],
         )
 
@@ -249,7 +250,7 @@ def _written_after(run: LiveRun, order: Order | None) -> bool:
 
 def _at_work(run: LiveRun) -> bool:
     """Return whether a run has the seat or is on its way to it: it neither waits nor is detached."""
-    return not run.ties.detached and run.state in (State.ARRIVING, State.SEATED, State.STARTED)
+    return not run.ties.detached and not run.state.queued
 
 
 def _was_there(run: LiveRun, arrived: Collection[LiveRun] | None) -> bool:

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from interlock.core.answers import QuestionInfo, RunInfo, SessionInfo
 from interlock.core.events import Entry
-from interlock.core.lifecycle import State
 from interlock.core.names import Ending, SessionId
 from interlock.core.outcome import Outcome
 from interlock.core.projection import agent_wait, client_words, native, row
@@ -58,7 +57,7 @@ def status_of(info: RunInfo) -> str:
     """Return a run's status as a task."""
     if info.outcome is not None:
         return row(info.outcome).task
-    return "queued" if info.state in (State.ARRIVING, State.QUEUED) else "running"
+    return "queued" if info.state.waits else "running"
 
 
 def short(info: RunInfo) -> RunInfo:
@@ -101,9 +100,9 @@ def task_of(info: RunInfo, name: Name, *, whole: bool = True) -> dict[str, Any]:
 
 def session_of(info: SessionInfo, runs: list[RunInfo], name: Name) -> dict[str, Any]:
     """Return a session's row; `runs` are those of its runs that are known, in order."""
-    runs = [run for run in runs if run.state is not State.ALIASED]  # an alias ends as the run that absorbed it
+    runs = [run for run in runs if not run.state.aliased]  # an alias ends as the run that absorbed it
     last = runs[-1] if runs else None
-    active = next((run for run in runs if run.state in (State.SEATED, State.STARTED)), None)
+    active = next((run for run in runs if run.state.at_work), None)
     status = "running" if active is not None else "queued" if info.open else "done"
     if active is None and not info.open and last is not None and last.outcome is not None:
         status = row(last.outcome).session
