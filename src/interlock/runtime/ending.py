@@ -244,8 +244,7 @@ class Endings(Inner):
         count = self._registry.count(session.id)
         session.since = count.next()
         session.crashes = session.announced = 0
-        if session.stored:
-            self.insist(Decision(sessions=(self._registry.session_row(session),), epochs=(count.row,)), session)
+        self.insist(Decision(sessions=(self._registry.session_row(session),), epochs=(count.row,)), session)
 
     def _show_receipt(self, fall: Fall) -> None:
         """Publish the whole receipt in the session of the fall, and in a child's session the part about its own run.

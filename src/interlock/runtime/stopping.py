@@ -113,16 +113,13 @@ class Stopping(RunStops):
         if not session.loaded:
             raise Unavailable("the store did not answer in time, and nothing was reset; try again")
         by, now = call.by, self._clock.wall()
-        everyone = [run for run in _everyone(session) if self._inbox.senders.may_come(run) and _was_there(run, arrived)]
-        if session.confirmed_owner is None:
-            # Nobody owns the session until its first message is stored: the caller may end its own messages.
-            everyone = [run for run in everyone if self._may(by, run)]
-            may_reset = bool(everyone) and session.owner in (None, by)
-        else:
-            may_reset = self._authority.may(Action.RESET, by, whose=session.whose)
-        if not may_reset:
+        if session.confirmed_owner is None or not self._authority.may(Action.RESET, by, whose=session.whose):
+            if session.confirmed_owner is None:
+                # Nobody owns the session until its first message is stored. That message must not run on behind this.
+                self._stop_here(session, StopCall(by), None, True, arrived)
             return partial(self._unknown, session.id, by, self._note(call, now, already=Ending.UNKNOWN))
         processes = list(session.processes.running) if session.processes is not None else []
+        everyone = [run for run in _everyone(session) if self._inbox.senders.may_come(run) and _was_there(run, arrived)]
         fall = self._end_all(session, everyone, call, processes=processes, resets=True)
         told: Receiving | None = None
         untold: Fall | None = None
@@ -142,10 +139,9 @@ class Stopping(RunStops):
                 if untold is not None:
                     await untold.ended.wait()
                 receipt = nothing(session=session.id, by=by, now=now) if told is None else await told()
+                decision = Decision(sessions=(self._registry.session_row(session),))
                 # This write only tells whether the new beginning is stored; `begin_anew` tries again until it is.
-                # A session without a row has none to renew: the row that its next message founds has the beginning.
-                rows = (self._registry.session_row(session),) if session.stored else ()
-                durable = await self.soon(self._store.decide(Decision(sessions=rows)), self.until()) is not None
+                durable = await self.soon(self._store.decide(decision), self.until()) is not None
             finally:
                 pin.__exit__(None, None, None)
             return msgspec.structs.replace(receipt, durable=receipt.durable and durable)

@@ -266,38 +266,39 @@ def own_begin(on: RequestContext, asked: Verb[Any]) -> Answering:
 
 
 async def own_watch(on: RequestContext, asked: shapes.OwnWatch) -> Any:
-    on.watch(asked)
+    on.connection.watch(asked, on.error)
     return {"watch": asked.watch}
 
 
 async def own_unwatch(on: RequestContext, asked: shapes.OwnUnwatch) -> Any:
-    on.unwatch(asked.watch)
+    on.connection.unwatch(asked.watch)
     return {"watch": asked.watch}
 
 
 async def own_pair(on: RequestContext, asked: shapes.OwnPair) -> frames.PairCode:
-    return frames.PairCode(code=on.pair(asked.name), seconds=CODE_SECONDS)
+    code = on.connection.gateway.pair(on.by, on.connection.scopes, asked.name)
+    return frames.PairCode(code=code, seconds=CODE_SECONDS)
 
 
 async def own_tokens(on: RequestContext, asked: shapes.OwnNothing) -> list[frames.TokenInfo]:
-    return on.gateway.access.listing()
+    return on.connection.gateway.access.listing()
 
 
 async def own_token_add(on: RequestContext, asked: shapes.OwnTokenAdd) -> frames.NewToken:
-    return await on.gateway.tokens.add_token(asked.name, asked.scopes)
+    return await on.connection.gateway.tokens.add_token(asked.name, asked.scopes)
 
 
 async def own_token_remove(on: RequestContext, asked: shapes.OwnTokenRemove) -> None:
-    await on.gateway.tokens.remove_token(asked.name)
+    await on.connection.gateway.tokens.remove_token(asked.name)
 
 
 async def own_token_rotate(on: RequestContext, asked: shapes.OwnNothing) -> None:
     with on.parting(None):
-        await on.gateway.tokens.rotate_token()
+        await on.connection.gateway.tokens.rotate_token()
 
 
 async def own_overview(on: RequestContext, asked: shapes.OwnNothing) -> frames.Overview:
-    return await on.overview()
+    return await on.connection.gateway.overview()
 
 
 BEGINS: dict[str, Begin] = {

@@ -1,9 +1,10 @@
-"""Control's outcomes, runs and questions in the words of the gateway's answers. No I/O.
+"""Control's outcomes, runs and questions, and the hello, in the words of the gateway's answers. No I/O.
 
 Endings are told in the words of core/projection, with the native outcome and the generation beside them.
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -14,9 +15,43 @@ from interlock.core.names import Ending, SessionId
 from interlock.core.outcome import Outcome
 from interlock.core.projection import agent_wait, client_words, native, row
 from interlock.core.receipt import Receipt
+from interlock.core.scopes import Scope
+from interlock.protocol import frames
+from interlock.surfaces.outbox import BUFFER_BYTES
 
 AGENT: Final = "interlock"  # the agent's id on the wire
 PREVIEW: Final = 200  # characters of a text in a list or an outline
+
+# By scope: its name on the wire.
+SCOPES: Final = {scope: f"operator.{'approvals' if scope is Scope.APPROVE else scope}" for scope in Scope}
+
+
+def hello(by: str, connection: str, scopes: Collection[Scope], *, version: str, uptime: float) -> dict[str, Any]:
+    """Return the answer to `connect` that lets a client in."""
+    now = int(time.time() * 1000)
+    return {
+        "type": "hello-ok",
+        "protocol": frames.PROTOCOL,
+        "server": {"version": version, "connId": connection},
+        "features": {
+            "methods": sorted(frames.METHODS),
+            "events": list(frames.EVENTS),
+            "capabilities": [frames.QUIET, frames.OUTLINE],
+        },
+        "snapshot": {
+            # The caller alone: a principal may not see who else is connected.
+            "presence": [{"ts": now, "user": {"id": by}}],
+            "health": {"ok": True, "ts": now},
+            "stateVersion": {"presence": 0, "health": 0},
+            "uptimeMs": int(uptime * 1000),
+        },
+        "auth": {"role": "operator", "scopes": sorted(SCOPES[scope] for scope in scopes)},
+        "policy": {
+            "maxPayload": frames.FRAME_BYTES,
+            "maxBufferedBytes": BUFFER_BYTES,
+            "tickIntervalMs": int(frames.TICK_SECONDS * 1000),
+        },
+    }
 
 
 def milliseconds(at: float) -> int:
