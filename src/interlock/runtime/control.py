@@ -23,7 +23,6 @@ from interlock.core import verbs
 from interlock.core.answers import Figures, HostsInfo, QuestionInfo
 from interlock.core.authority import Authority
 from interlock.core.errors import BadInput, InterlockError, Unavailable
-from interlock.core.lifecycle import State
 from interlock.core.names import LOCAL, Ending, Principal, QuestionId, RunId
 from interlock.core.outcome import Cause
 from interlock.core.values import name_of
@@ -125,9 +124,7 @@ class Control(Caller):
             spawning=Spawning(inside, processes=processes),
         )
         reporting = Reporting(inside, stage=stage, inbox=inbox, endings=endings)
-        self._recovery = Recovery(
-            inside, endings=endings, inbox=inbox, stage=stage, reporting=reporting, processes=processes
-        )
+        self._recovery = Recovery(inside, endings=endings, stage=stage, reporting=reporting, processes=processes)
         self._wakes = Wakes(inside, stage=stage, endings=endings)
         self._listeners = Listeners(inside)
         sending = Sending(inside, stage=stage, driver=driver)
@@ -359,10 +356,7 @@ class Control(Caller):
         self._wakes.close()
         self._recovery.close()
         for run in self._registry.runs.values():
-            if not run.admittance.acked.is_set():
-                run.admittance.problem = _lapsed()
-            for flag in (run.admittance.acked, run.seated_or_over, run.ended):
-                flag.set()
+            self._inbox.give_up(run, _lapsed())
         for fall in self._registry.falls.values():
             for flag in (fall.ended, fall.drained):
                 flag.set()
@@ -394,18 +388,17 @@ class Control(Caller):
             await self._store.close(clean=not self._lapsed and not self._recovery.unfinished)
 
     def _let_go(self, run: LiveRun) -> None:
-        if run.state in (State.SEATED, State.STARTED):
+        if run.state.at_work:
             # During recovery the run is one of an earlier start; the next start settles it.
             if self._registry.gate_of(run.session) is None:
                 self._endings.end(run, Cause(ending=Ending.SHUTDOWN))
         # A queued message stays in the store for the next start; its waiters get `pending`.
-        elif run.state is State.QUEUED:
-            for timer in run.limits.timers or ():
-                timer.cancel()
+        elif run.state.queued:
+            run.limits.disarm()
             run.ended.set()
             run.seated_or_over.set()
         # A message that is joining another one is already decided on and is not turned away.
-        elif run.state is State.ARRIVING and run.ties.joining is None:
+        elif run.state.undecided and run.ties.joining is None:
             self._inbox.turn_away(
                 run, Unavailable("this control is closing; nothing was kept, send the message again after the restart")
             )

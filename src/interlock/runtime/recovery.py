@@ -29,7 +29,6 @@ from interlock.processes.base import Processes
 from interlock.runtime.ending import Endings
 from interlock.runtime.fall import seat_next
 from interlock.runtime.flag import Flag
-from interlock.runtime.inbox import Inbox
 from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.live import RUN_SESSION
 from interlock.runtime.reporting import Reporting
@@ -52,7 +51,6 @@ class Recovery(Inner):
         inside: Inside,
         *,
         endings: Endings,
-        inbox: Inbox,
         stage: Stage,
         reporting: Reporting,
         processes: Processes,
@@ -61,8 +59,8 @@ class Recovery(Inner):
         self._endings = endings
         self._reporting = reporting
         self._processes = processes
-        self._retelling = Retelling(inside, endings=endings, inbox=inbox)
-        self._restoring = Restoring(inside, inbox=inbox, stage=stage, reporting=reporting, retelling=self._retelling)
+        self._retelling = Retelling(inside, endings=endings)
+        self._restoring = Restoring(inside, stage=stage, reporting=reporting, retelling=self._retelling)
         self._leftovers_ended = True
         # Sessions to settle, and by session the receipts that are still pending.
         self._next: deque[SessionId] = deque()

@@ -19,13 +19,12 @@ from interlock.core.outcome import Outcome
 from interlock.core.story import OPEN_CALLS, Conversation, Story
 from interlock.runtime.arrival import Arrival
 from interlock.runtime.feed import whole_log
-from interlock.runtime.inbox import Inbox
 from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.live import RUN_SESSION, LiveRun
 from interlock.runtime.outlet import Outlet
-from interlock.runtime.registry import Session
 from interlock.runtime.reporting import Reporting
 from interlock.runtime.retelling import Retelling, Tree, introduced
+from interlock.runtime.session import Session
 from interlock.runtime.settings import CRASHES
 from interlock.runtime.stage import Stage
 from interlock.runtime.ties import Child, Collection
@@ -62,11 +61,8 @@ class BodyOfDeadServer:
 class Restoring(Inner):
     """Puts unsettled runs back."""
 
-    def __init__(
-        self, inside: Inside, *, inbox: Inbox, stage: Stage, reporting: Reporting, retelling: Retelling
-    ) -> None:
+    def __init__(self, inside: Inside, *, stage: Stage, reporting: Reporting, retelling: Retelling) -> None:
         super().__init__(inside)
-        self._inbox = inbox
         self._stage = stage
         self._reporting = reporting
         self._retelling = retelling
@@ -240,7 +236,7 @@ class Restoring(Inner):
         with self._registry.pinned(row.home) as home:
             await self._retelling.load(home)
             report = self._reporting.report_of(row, home, outcome, to=await self._agent_above(row))
-            if not self._inbox.may_report(report):
+            if not self._reporting.may_report(report):
                 return ()
             self._put_aside(tree, report)
         return (report,)

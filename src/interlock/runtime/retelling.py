@@ -32,11 +32,10 @@ from interlock.core.story import BETWEEN, OPEN_CALLS, Story
 from interlock.runtime.ending import Endings
 from interlock.runtime.fall import without_result
 from interlock.runtime.feed import whole_log
-from interlock.runtime.inbox import Inbox
 from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.live import LiveRun
 from interlock.runtime.outlet import tell_again
-from interlock.runtime.registry import Session
+from interlock.runtime.session import Session
 from interlock.stores.base import Ticket, read
 
 
@@ -61,15 +60,14 @@ class Tree:
 class Retelling(Inner):
     """Completes the log and the store."""
 
-    def __init__(self, inside: Inside, *, endings: Endings, inbox: Inbox) -> None:
+    def __init__(self, inside: Inside, *, endings: Endings) -> None:
         super().__init__(inside)
         self._endings = endings
-        self._inbox = inbox
 
     async def load(self, session: Session) -> None:
         """Fill a session in memory with what the store has of it."""
         if not session.loaded:
-            self._inbox.load(session, await read(self._store.load(session.id, principal=LOCAL, key=None)))
+            self._registry.load(session, await read(self._store.load(session.id, principal=LOCAL, key=None)))
 
     @contextlib.asynccontextmanager
     async def counted(self, session_id: SessionId, home_id: SessionId) -> AsyncGenerator[Session, None]:
