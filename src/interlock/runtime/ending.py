@@ -244,7 +244,7 @@ class Endings(Inner):
         count = self._registry.count(session.id)
         session.since = count.next()
         session.crashes = session.announced = 0
-        self.insist(Decision(sessions=(self._registry.session_row(session),), epochs=(count.row,)), session)
+        self.store_until_in(Decision(sessions=(self._registry.session_row(session),), epochs=(count.row,)), session)
 
     def _show_receipt(self, fall: Fall) -> None:
         """Publish the whole receipt in the session of the fall, and in a child's session the part about its own run.
@@ -332,7 +332,7 @@ class Endings(Inner):
         self._show_receipt(fall)
         fall.stored.set()
 
-    def insist(self, decision: Decision, session: Session | None = None) -> Ticket:
+    def store_until_in(self, decision: Decision, session: Session | None = None) -> Ticket:
         """Hand a decision to the store in this step, and let a task try again until it is committed.
 
         Until then the session stays in memory, where the decision counts already.
@@ -341,10 +341,10 @@ class Endings(Inner):
         pin = contextlib.nullcontext(session) if session is None else self._registry.pinned(session.id)
         # The pin is taken in this step: before the task begins, the session could be forgotten.
         pin.__enter__()
-        self._crew.start(self._insist(ticket, decision, pin), name="insist")
+        self._crew.start(self._until_in(ticket, decision, pin), name="store until in")
         return ticket
 
-    async def _insist(
+    async def _until_in(
         self, ticket: Ticket, decision: Decision, pin: contextlib.AbstractContextManager[Session | None]
     ) -> None:
         try:

@@ -152,7 +152,7 @@ class Retelling(Inner):
         )
         if proof is not None and proof.drain is Drain.PENDING:
             tree.pending[proof.id] = proof
-        tree.written.append(self._endings.insist(told))
+        tree.written.append(self._endings.store_until_in(told))
 
     # Receipts
 
@@ -166,7 +166,7 @@ class Retelling(Inner):
                     await self.tell_gap(tree, session_id)
                     self._feed.publish(session_id, None, ReceiptData(receipt=shown))
             # Store the receipt after publishing it: the transaction takes the published events along.
-            tree.written.append(self._endings.insist(Decision(receipts=(done,))))
+            tree.written.append(self._endings.store_until_in(Decision(receipts=(done,))))
 
     async def _as_told(self, receipt: Receipt) -> Receipt:
         """Return a receipt as the log has it: only there are the time of the public end and the refused effects."""

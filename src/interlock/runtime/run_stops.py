@@ -129,7 +129,7 @@ class RunStops(Inner):
         """Store the result of a stop with a key that ended nothing itself; the caller need not wait for it."""
         receipt = None if ended is None or ended.fall is None else ended.fall.id
         rows = call.decide(at=now, receipt=receipt, already=already if ended is None else _ending(ended))
-        return self._endings.insist(Decision(stops=rows)) if rows and not self._registry.closed else None
+        return self._endings.store_until_in(Decision(stops=rows)) if rows and not self._registry.closed else None
 
     async def _noted(self, call: StopCall, receipt: Receipt) -> Receipt:
         """Store the key of a stop that found this receipt, and return the receipt."""
@@ -281,7 +281,7 @@ class RunStops(Inner):
             return self._live(run.absorber_or_self, call)
         tombstone = Tombstone(principal=call.by, key=key)
         self._registry.bury(tombstone)
-        written = None if self._registry.closed else self._endings.insist(Decision(tombstones=(tombstone,)))
+        written = None if self._registry.closed else self._endings.store_until_in(Decision(tombstones=(tombstone,)))
         return self._own(call, partial(self._bury, key, call, written))
 
     async def _bury(self, key: str, call: StopCall, written: Ticket | None) -> Receipt:

@@ -104,7 +104,7 @@ class Stopping(RunStops):
     def _mark(self, mark: StopMark) -> Ticket | None:
         """Remember a stop by its place in its channel: messages written before it may still arrive."""
         self._registry.mark((mark,))
-        return None if self._registry.closed else self._endings.insist(Decision(marks=(mark,)))
+        return None if self._registry.closed else self._endings.store_until_in(Decision(marks=(mark,)))
 
     def reset(self, session_id: SessionId, call: StopCall) -> Receiving:
         """End everything of a session and let its transcript begin anew; the generation goes on rising."""
@@ -189,7 +189,7 @@ class Stopping(RunStops):
         if session.seat is None and session.stored and self._may_stop_session(by, session):
             self._registry.generations.rise(session.id)
             decision = Decision(sessions=(self._registry.session_row(session),))
-            written.append(None if self._registry.closed else self._endings.insist(decision, session))
+            written.append(None if self._registry.closed else self._endings.store_until_in(decision, session))
 
         async def answer() -> Receipt:
             kept = [await self.soon(each, until) is not None for each in written if each is not None]
