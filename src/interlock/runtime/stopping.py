@@ -55,7 +55,7 @@ class Stopping(RunStops):
         session = self._registry.sessions.get(session_id)
         if session is None or self._registry.closed:
             return self._own(call, partial(self._absent, session_id, call))
-        arriving = () if session.loaded else tuple(session.line or ())
+        arriving = frozenset[LiveRun]() if session.loaded else frozenset(session.line or ())
         unsure = any(self._inbox.unsure(run) for run in arriving)
         if unsure or not all(self._may(call.by, run) for run in arriving):
             return self._loaded(session_id, call, lambda here: self._stop_here(here, call, order, queue, arriving))
@@ -103,7 +103,7 @@ class Stopping(RunStops):
             raise Unavailable("this control is closed; reset the session at the next one")
         session = self._registry.sessions.get(session_id)
         if session is None or not session.loaded:
-            arrived = () if session is None else tuple(session.line or ())
+            arrived = frozenset[LiveRun]() if session is None else frozenset(session.line or ())
             return self._loaded(session_id, call, lambda here: self._reset_here(here, call, arrived))
         return self._reset_here(session, call)
 
