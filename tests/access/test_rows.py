@@ -12,7 +12,7 @@ import pytest
 
 from interlock.access.files import AccessFailed
 from interlock.access.rows import OPERATOR
-from interlock.access.tokens import Access, Caller, digest_of
+from interlock.access.tokens import Access, Holder, digest_of
 from interlock.core.scopes import Scope
 
 from .scene import BOUND, WRITE, add, change, file_bytes, mode, opened, operator_token
@@ -221,11 +221,11 @@ def test_the_tokens_of_an_earlier_directory_are_taken_over_once(data: Path) -> N
     kept = {path.name: path.read_bytes() for path in data.iterdir()}
     for _ in range(2):
         with opened(data) as access:
-            operator = Caller(OPERATOR, frozenset({Scope.ADMIN}))
-            alice = Caller("alice", frozenset({Scope.WRITE, Scope.APPROVE}))
+            operator = Holder(OPERATOR, frozenset({Scope.ADMIN}))
+            alice = Holder("alice", frozenset({Scope.WRITE, Scope.APPROVE}))
             assert [access.who(TOKENS[name]) for name in ("operator", "page")] == [operator] * 2
             assert [access.who(TOKENS[name]) for name in ("alice", "alices-page")] == [alice] * 2
-            assert access.who(TOKENS["bob"]) == Caller("bob", frozenset({Scope.READ}))
+            assert access.who(TOKENS["bob"]) == Holder("bob", frozenset({Scope.READ}))
             assert access.who(TOKENS["lost-page"]) is None
             assert [page.name for page in access.pages()] == ["operator", "alice"]
             assert [each.created_at for each in access.listing()] == [None, *["2026-11-16T13:41:59.192Z"] * 2]

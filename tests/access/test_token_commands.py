@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from interlock.access.rows import InUse
-from interlock.cli import tokens
+from interlock.cli import asking, tokens
 from interlock.cli.app import command_line
 from interlock.core.errors import InterlockError, Unavailable
 from surfaces.raw import house
@@ -111,6 +111,28 @@ def test_the_shell_asks_the_server_that_has_the_directory(tmp_path: Path) -> Non
         kept = [server.log_path, *(path for path in server.data.rglob("*") if path.is_file())]
         assert not [path for path in kept for secret in secrets if secret in path.read_bytes()]
     assert not (tmp_path / "data" / "url").exists()
+
+
+def test_pair_asks_the_server_that_has_the_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`pair` and the other verbs find the server of --data; after kill -9 they say that nobody answers."""
+    monkeypatch.setattr(asking, "HERE", "http://127.0.0.1:9")
+
+    def told(*words: str) -> tuple[int | None, str, str]:
+        code = command_line(words[0])([*words, "--data", str(tmp_path / "data")], standalone_mode=False)
+        return code, *capsys.readouterr()
+
+    with house(tmp_path / "data", "surfaces.busy:agent", "--driver", "inline") as server:
+        code, out, _ = told("pair")
+        assert code == 0 and out.startswith(f"{server.ready['url']}/#pair=")
+        code, out, _ = told("questions", "--json")
+        assert (code, json.loads(out)) == (0, {"questions": []})
+        server.kill()
+        assert (server.data / "url").exists()
+        for verb in ("pair", "questions"):
+            code, out, err = told(verb)
+            assert (code, out) == (125, "") and "127.0.0.1:9: nobody listens there; start `interlock serve`" in err
 
 
 def test_a_server_that_does_not_say_where_it_is_is_named(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

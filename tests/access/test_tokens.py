@@ -11,7 +11,7 @@ import pytest
 
 from interlock.access.files import AccessFailed
 from interlock.access.rows import OPERATOR, InUse
-from interlock.access.tokens import Access, Caller, digest_of
+from interlock.access.tokens import Access, Holder, digest_of
 from interlock.core.errors import BadInput, InterlockError, Refused, Unknown
 from interlock.core.scopes import Scope
 
@@ -24,7 +24,7 @@ def test_the_first_start_makes_an_operators_token_for_our_eyes_only(data: Path) 
         token = operator_token(data)
         assert len(token) == 43
         assert (mode(data), {mode(path) for path in data.iterdir()}) == (0o700, {0o600})
-        assert access.who(token) == Caller(OPERATOR, frozenset({Scope.ADMIN}))
+        assert access.who(token) == Holder(OPERATOR, frozenset({Scope.ADMIN}))
         assert access.valid(digest_of(token))
         assert [(each.name, each.scopes) for each in access.listing()] == [(OPERATOR, (Scope.ADMIN,))]
     with opened(data) as access:
@@ -36,7 +36,7 @@ def test_a_principals_token_is_kept_as_its_hash(data: Path) -> None:
     """A principal's token is accepted, also after a restart; no file holds the token itself."""
     with opened(data) as access:
         token = add(access, "alice", [Scope.APPROVE, Scope.WRITE])
-        alice = Caller("alice", frozenset({Scope.WRITE, Scope.APPROVE}))
+        alice = Holder("alice", frozenset({Scope.WRITE, Scope.APPROVE}))
         assert access.who(token) == access.callers["alice"] == alice
         assert not any(token.encode() in path.read_bytes() for path in data.iterdir())
         assert digest_of(token).encode() in (data / "access.db").read_bytes()
@@ -69,10 +69,10 @@ def test_before_it_was_opened_nobody_comes_in(data: Path) -> None:
 
 def test_an_admin_may_everything_and_others_what_they_were_given() -> None:
     """Admin implies every scope; no other scope implies another."""
-    admin = Caller(OPERATOR, frozenset({Scope.ADMIN}))
+    admin = Holder(OPERATOR, frozenset({Scope.ADMIN}))
     assert all(admin.may(scope) for scope in Scope)
     for scope in set(Scope) - {Scope.ADMIN}:
-        assert [each for each in Scope if Caller("a", frozenset({scope})).may(each)] == [scope]
+        assert [each for each in Scope if Holder("a", frozenset({scope})).may(each)] == [scope]
 
 
 def test_rotate_makes_the_old_token_nobodys(data: Path) -> None:

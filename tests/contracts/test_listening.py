@@ -9,7 +9,7 @@ import pytest
 from tests.contracts.doors import ALICE, BOB, BOUND_SECONDS, House, eventually, open_house
 
 from client.scene import Road
-from interlock import Ending, InterlockError, Unavailable, Unknown
+from interlock import BadInput, Ending, InterlockError, Unavailable, Unknown
 from interlock.client import connect
 from interlock.client.door import Door, Listening, Sees, Sink, is_over
 from interlock.client.listening import RemoteListening
@@ -178,19 +178,17 @@ def test_a_right_that_is_taken_away_closes_with_an_error(kind: str, room: int, t
 
 @over_each_door
 def test_what_is_not_the_callers_is_refused(kind: str, tmp_path: Path) -> None:
-    """Another's session or run, and one that never was, are refused alike: at once, or by the end of the sink."""
+    """Another's session or run, and one that never was, are refused alike where the listening is asked for."""
 
     async def main() -> None:
         async with open_house(tmp_path) as house, house.door(kind, ALICE) as door:
             for session, run in (("bob/main", None), ("never", None), (None, house.bob.done), (None, "r-7-77")):
                 sink = Notes()
-                try:
-                    await listen(door, sink, session, run=run)
-                    await eventually(lambda sink=sink: sink.closed, "the end")
-                    assert isinstance(sink.closed[0], Unknown)
-                except Unknown:
-                    assert kind == "inside"
-                assert sink.events == []
+                with pytest.raises(Unknown):
+                    await door.listen(sink, session, run=run, after=0, begin=None)
+                assert sink.events == [] and sink.closed == []
+            with pytest.raises(BadInput):
+                await door.listen(Notes(), "main", run=house.alice.done, after=0, begin=None)
 
     play(main)
 

@@ -5,7 +5,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from interlock import Event, MemoryStore, Message, Run
+from interlock import Event, MemoryStore, Message, Run, Settings
 from interlock.client import connect
 from interlock.client.connection import Connection
 from interlock.client.listening import RemoteListening
@@ -63,7 +63,8 @@ def test_a_fall_is_told_ahead_of_its_terminal_event(tmp_path: Path) -> None:
                 ended = await until(events, EventKind.ENDED)
                 assert not ended.current and not client.is_current(sent.run_id)
 
-    in_loop(main, tmp_path, words, store=store)
+    # Without a bound on the commit: a machine that stands still for its seconds would let the ending be told.
+    in_loop(main, tmp_path, words, store=store, settings=Settings(commit_seconds=600.0))
 
 
 def test_a_delta_that_waits_in_the_client_is_not_read_after_the_fall(tmp_path: Path) -> None:
@@ -117,6 +118,8 @@ def test_a_run_of_the_past_is_not_current_while_it_is_replayed() -> None:
                 SocketDoor(Connection("http://127.0.0.1:1", "t", data=None, patience=1)), watch, ASKED, 0
             )
             feed.put(told(Delta(text="old"), 1, replay=True))
+            assert not feed.sources, "the reading has not begun"
+            feed._give_early()
             source = feed.sources[R]
             assert source.cause is not None
             if over:

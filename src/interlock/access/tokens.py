@@ -33,7 +33,7 @@ PAGES = 64  # of one principal; beyond it the oldest is revoked
 ALL_PAGES = 512
 
 
-class Caller(msgspec.Struct, frozen=True):
+class Holder(msgspec.Struct, frozen=True):
     """The principal and the scopes of a token."""
 
     name: Principal
@@ -70,7 +70,7 @@ class Access:
         self._disk: Rows | None = None
         self.rows: dict[str, Row] = {}  # by digest, the oldest first, and the operator's
         self._revoked: set[str] = set()  # digests whose rows are still there
-        self._holders: dict[str, Caller] = {}  # by digest: the tokens that count
+        self._holders: dict[str, Holder] = {}  # by digest: the tokens that count
 
     def open(self, *, make: bool = True, patience: float = LOCK_SECONDS) -> None:
         """Take the directory's tokens; raise InUse if another process has them.
@@ -112,7 +112,7 @@ class Access:
             raise AccessFailed("the tokens are closed: the server ends, or has not begun; try again")
         return self._disk
 
-    def who(self, token: str) -> Caller | None:
+    def who(self, token: str) -> Holder | None:
         """Return the caller whose token this is."""
         return self._holders.get(digest_of(token))
 
@@ -121,7 +121,7 @@ class Access:
         return digest in self._holders
 
     @property
-    def callers(self) -> dict[Principal, Caller]:
+    def callers(self) -> dict[Principal, Holder]:
         """Every principal that has a token, by name."""
         return {caller.name: caller for caller in self._holders.values()}
 
@@ -156,7 +156,7 @@ class Access:
 
     def _count(self) -> None:
         """Compute the tokens that count."""
-        own = {row.digest: Caller(row.name, frozenset(row.scopes)) for row in self.rows.values() if row.scopes}
+        own = {row.digest: Holder(row.name, frozenset(row.scopes)) for row in self.rows.values() if row.scopes}
         standing = (row for row in self.rows.values() if self._revoked.isdisjoint((row.digest, row.token)))
         self._holders = {row.digest: own[row.token] for row in standing if row.token in own}
         self.heard()

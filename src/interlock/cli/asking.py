@@ -10,7 +10,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from interlock.cli.options import HERE
 from interlock.cli.printing import fail
+from interlock.cli.servers import served_at
 from interlock.client.connection import NO_SUCH_TOKEN
 from interlock.core.errors import InterlockError, Refused
 
@@ -21,14 +23,14 @@ T = TypeVar("T")
 UNREAD = 141  # a shell's code for a program that SIGPIPE ended
 
 
-def ask(url: str, data: Path, asking: Callable[["RemoteClient"], Awaitable[T]]) -> T:
+def ask(url: str | None, data: Path, asking: Callable[["RemoteClient"], Awaitable[T]]) -> T:
     """Connect with the token of INTERLOCK_TOKEN or of the data directory, and return what `asking` returns."""
 
     async def asked() -> T:
         from interlock.client.socket import connect  # noqa: PLC0415 - slow to import
 
         token = os.environ.get("INTERLOCK_TOKEN") or None
-        async with connect(url, token, data=None if token else data) as client:
+        async with connect(url or served_at(data) or HERE, token, data=None if token else data) as client:
             return await asking(client)
 
     try:
@@ -47,7 +49,7 @@ def why_refused(words: str) -> str:
     return f"this token may not do that; `interlock token add NAME --scope {scope[1]}` makes one with scope {scope[1]}"
 
 
-def ask_and_tell(url: str, data: Path, asking: Callable[["RemoteClient"], Awaitable[int | None]]) -> int:
+def ask_and_tell(url: str | None, data: Path, asking: Callable[["RemoteClient"], Awaitable[int | None]]) -> int:
     """Ask, print an error if there is one, and return the exit code: what `asking` returns, or 0."""
     try:
         return ask(url, data, asking) or 0

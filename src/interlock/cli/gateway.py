@@ -22,7 +22,7 @@ import msgspec
 import typer
 
 from interlock.cli.asking import ask_and_tell
-from interlock.cli.options import HERE, Tokens, Url
+from interlock.cli.options import Tokens, Url
 from interlock.cli.printing import TROUBLE, fail, line_of, note, print_json, print_line, proof
 from interlock.cli.screen import Screen, question_words
 from interlock.config import seconds
@@ -56,7 +56,7 @@ Shareable = Annotated[str, typer.Argument(metavar="SESSION", help="NAME is your 
 def send_command(
     text: Annotated[list[str], typer.Argument(help="The message; - reads it from the input.")],
     data: Tokens,
-    url: Url = HERE,
+    url: Url = None,
     session: Session = None,
     watch: Annotated[bool, typer.Option("--watch", help="Print the reply as it comes; Ctrl-C stops the run.")] = False,
     key: Annotated[str | None, typer.Option(metavar="KEY", help="The same key is the same message, once.")] = None,
@@ -121,7 +121,7 @@ class _Stopping:
 def stop_command(
     data: Tokens,
     run: SomeRun = None,
-    url: Url = HERE,
+    url: Url = None,
     session: Session = None,
     wait: Annotated[bool, typer.Option("--wait", help="Until nothing of it is left.")] = False,
     as_json: AsJson = False,
@@ -173,7 +173,7 @@ async def _progress(words: str) -> AsyncIterator[None]:
 def wait_command(
     run: Run,
     data: Tokens,
-    url: Url = HERE,
+    url: Url = None,
     timeout: Annotated[str | None, typer.Option(metavar="TIME", help="Not longer than this: 90, 2m.")] = None,
     drained: Annotated[bool, typer.Option("--drained", help="Until nothing of it is left.")] = False,
     as_json: AsJson = False,
@@ -200,7 +200,7 @@ def wait_command(
 def watch_command(
     data: Tokens,
     run: SomeRun = None,
-    url: Url = HERE,
+    url: Url = None,
     session: Session = None,
     after: Annotated[int, typer.Option(min=0, metavar="N", help="Only what is behind this position.")] = 0,
     as_json: AsJson = False,
@@ -225,7 +225,7 @@ def answer_command(
     question: Annotated[str, typer.Argument(help="The question's id.")],
     answer: Annotated[str, typer.Argument(metavar="yes|no|CHOICE", help="The answer.")],
     data: Tokens,
-    url: Url = HERE,
+    url: Url = None,
     as_json: AsJson = False,
 ) -> int:
     """Answer a question that a run asks; `interlock questions` lists them."""
@@ -242,7 +242,7 @@ def answer_command(
 @commands.command("questions", short_help="List the questions that wait for an answer.")
 def questions_command(
     data: Tokens,
-    url: Url = HERE,
+    url: Url = None,
     session: Annotated[str | None, typer.Option(metavar="NAME", help="Only this session's.")] = None,
     as_json: AsJson = False,
 ) -> int:
@@ -264,7 +264,7 @@ def questions_command(
 def receipt_command(
     wanted: Annotated[str, typer.Argument(metavar="ID", help="The receipt's id, or a run's id or key.")],
     data: Tokens,
-    url: Url = HERE,
+    url: Url = None,
     as_json: AsJson = False,
 ) -> int:
     """Show a receipt as it stands now."""
@@ -287,7 +287,7 @@ def receipt_command(
 def timeline_command(
     run: Run,
     data: Tokens,
-    url: Url = HERE,
+    url: Url = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE.svg", help="Draw it there; - is the output.")
     ] = None,
@@ -318,7 +318,7 @@ def share_command(
     session: Shareable,
     with_: Annotated[str, typer.Option("--with", metavar="NAME", help="With whom; `interlock token list` has names.")],
     data: Tokens,
-    url: Url = HERE,
+    url: Url = None,
     read: Annotated[bool, typer.Option("--read", help="To see it and change nothing.")] = False,
     as_json: AsJson = False,
 ) -> int:
@@ -338,7 +338,7 @@ def unshare_command(
     session: Shareable,
     with_: Annotated[str, typer.Option("--with", metavar="NAME", help="From whom it is taken.")],
     data: Tokens,
-    url: Url = HERE,
+    url: Url = None,
     as_json: AsJson = False,
 ) -> int:
     """Take away what `interlock share` gave, and print who may still; what they watch ends at once."""

@@ -24,5 +24,13 @@ def _directory(words: str) -> Any:
 
 Store = Annotated[Path, _directory("The store's directory.")]
 Tokens = Annotated[Path, _directory("Where its token is read, unless INTERLOCK_TOKEN holds one.")]
-Url = Annotated[str, typer.Option(metavar="URL", envvar="INTERLOCK_URL", help="Where the gateway is.")]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        envvar="INTERLOCK_URL",
+        show_default=f"where the server of --data is, else {HERE}",
+        help="Where the gateway is.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]

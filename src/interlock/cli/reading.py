@@ -3,19 +3,17 @@
 1. A look opens the database read-only, changes nothing and delays no server that is writing meanwhile.
 2. If no server has the directory, no run is told as running: a run without an ending is unsettled, and the next start
    settles it.
-3. A look asks the kernel whether a server has the directory, by a shared lock that it holds for an instant.
 """
 
 import asyncio
 import contextlib
-import fcntl
-import os
 import sqlite3
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
 from interlock.cli.documents import LATEST, ProcessLine, RunLine, Runs, SessionLine, Sessions, Shown, line_of
+from interlock.cli.servers import is_locked
 from interlock.core.answers import SessionInfo
 from interlock.core.decision import RunRow, SessionRow
 from interlock.core.errors import BadInput, Unknown
@@ -84,27 +82,12 @@ def readable(directory: Path) -> Path:
     return directory
 
 
-def in_use(directory: Path) -> bool:
-    """Return whether a server has the directory: it holds the lock alone, and a shared lock is refused meanwhile."""
-    try:
-        handle = os.open(directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(handle)
-    return False
-
-
 # Lists
 
 
 async def sessions(store: Look) -> Sessions:
     """Return every session, the latest first."""
-    used = in_use(store.directory)
+    used = is_locked(store.directory / "lock")
     lines = tuple(map(_session_line, await store.sessions(limit=EVERY)))
     return Sessions(data=str(store.directory), in_use=used, sessions=lines)
 
@@ -139,7 +122,7 @@ async def found(store: Look, name: str) -> SessionId:
 
 async def runs(store: Look, name: str | None, *, tree: bool, every: bool) -> Runs:
     """Return the runs of a session or of all, in the order of admission."""
-    used, limit = in_use(store.directory), EVERY if every else READ_FOR_LATEST
+    used, limit = is_locked(store.directory / "lock"), EVERY if every else READ_FOR_LATEST
     session = None if name is None else await found(store, name)
     rows = await store.runs(session, tree=tree, limit=limit)
     more = session is None and len(rows) == limit
@@ -176,7 +159,7 @@ async def show(store: Look, run_id: RunId) -> Shown:
 
 
 async def _shown(store: Look, row: RunRow) -> Shown:
-    used = in_use(store.directory)
+    used = is_locked(store.directory / "lock")
     events = [event for event in await whole_log(store, row.session) if event.run_id == row.id]
     receipt, story, over = await store.receipt(row.id), Story(), row.outcome is not None
     for event in events:

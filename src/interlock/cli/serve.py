@@ -12,7 +12,7 @@ import typer
 
 from interlock.app import Ready, serve
 from interlock.cli.printing import fail, print_json, print_line
-from interlock.config import DEFAULT_PORT, Config, data_directory, read
+from interlock.config import Config, data_directory, read
 from interlock.core.errors import InterlockError
 
 commands = typer.Typer()
@@ -111,8 +111,7 @@ def _tell_ready(ready: Ready, config: Config) -> None:
     if config.json:
         print_json(ready, indent=0)
         return
-    where = "" if config.port == DEFAULT_PORT else f" --url {ready.url}"
-    where += "" if config.data == data_directory(os.environ).expanduser() else f" --data {config.data}"
+    where = "" if config.data == data_directory(os.environ).expanduser() else f" --data {config.data}"
     print_line(f"interlock serves {config.agent} at {ready.url} (processes: {ready.grade}; token: {ready.token_file})")
     me = _typed()
     print_line(f"Open {ready.page} in a browser (works once, within the hour; `{me} pair{where}` prints another)")

@@ -14,7 +14,7 @@ from interlock.access.files import AccessFailed
 from interlock.access.rows import LOCK_SECONDS, InUse
 from interlock.access.tokens import Access, check
 from interlock.cli.asking import ask_and_tell
-from interlock.cli.options import HERE, AsJson, Store, Tokens, Url
+from interlock.cli.options import AsJson, Store, Tokens, Url
 from interlock.cli.printing import fail, print_json, print_line, proof
 from interlock.core.errors import BadInput, Unknown
 from interlock.core.receipt import Receipt
@@ -161,7 +161,7 @@ def _scopes(given: list[str]) -> list[Scope]:
 def pair_command(
     data: Tokens,
     name: Annotated[str | None, typer.Argument(help="Whose page it is; another than yours needs an admin.")] = None,
-    url: Url = HERE,
+    url: Url = None,
     as_json: AsJson = False,
 ) -> int:
     """Print a URL that opens the page for you, or for a principal that has a token; it works once, within the hour."""

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from interlock.client.socket import SocketDoor
 
 RUNS: Final = 4_096  # remembered by a listening
+NEWS: Final = Watched(watch=0)  # in place of a last word: the watch goes on
+EARLY_FRAMES: Final = 1_024  # held until the reading begins
 
 
 class RemoteCause(NamedTuple):
@@ -77,6 +79,9 @@ class RemoteListening:
         self.sources: dict[RunId, RemoteSource] = {}
         # The event that the sink had no room for: it is given first when there is room again.
         self._refused: tuple[Event, RemoteSource | None] | None = None
+        # What the gateway told before the reading began; None from then on.
+        self._early: list[Watched] | None = []
+        self._heard = asyncio.Event()
         self._link: Link | None = None
         self._number = 0
         # Done when the watch on the present link is over: with the gateway's last word, or None.
@@ -102,6 +107,7 @@ class RemoteListening:
         """Begin to read, or read on: the sink has room."""
         loop = asyncio.get_running_loop()
         if self._task is None and not self._over:
+            loop.call_soon(self._give_early)
             self._task = loop.create_task(self._follow(), name="listen to a gateway")
         elif self._refused is not None:
             loop.call_soon(self._give_refused)
@@ -120,12 +126,15 @@ class RemoteListening:
 
     def put(self, told: Watched) -> None:
         """Take a frame of this watch."""
+        self._heard.set()
         if isinstance(told.fell, Fell):
             source = self._source(told.fell.run_id)
             source.cause = RemoteCause("fell", told.fell.early)
             self._sink.fell(source)
         elif told.over:
             self.end(told)
+        elif self._early is not None:
+            self._early += [told] if len(self._early) < EARLY_FRAMES else []
         elif self._refused is not None:
             # What follows a refused event is asked for again.
             return
@@ -157,6 +166,16 @@ class RemoteListening:
             self._room.clear()
         elif self._run is not None and isinstance(event.data, Ended):
             self.close()
+
+    def _give_early(self) -> None:
+        """Give the sink what came before the reading began; ask for the rest again if there was no room for it."""
+        early, self._early = self._early or [], None
+        for told in early:
+            if not self._over:
+                self.put(told)
+        if len(early) == EARLY_FRAMES and self._refused is None:
+            self._leave()
+            self.end(None)
 
     def _give_refused(self) -> None:
         """Give the sink the event that it had no room for, and ask for what was dropped since."""
@@ -190,47 +209,76 @@ class RemoteListening:
         # Without a watch this process hears of no fall, so no run is known to go on.
         for source in self.sources.values():
             source.cause = GONE if source.cause in (None, HISTORY) else source.cause
+        if told is None and self._early:
+            # The next watch tells them again, and what became of their runs.
+            self._early.clear()
+        self._heard.set()
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(told)
 
     # Following
 
+    async def open(self) -> None:
+        """Have the gateway listen, and wait for its first word; raise what it refuses."""
+        try:
+            while True:
+                self._heard.clear()
+                await self._begin()
+                await self._heard.wait()
+                assert self._ended is not None
+                told = self._ended.result() if self._ended.done() else NEWS
+                if told is not None and not told.error:
+                    return
+                self._leave()
+                if told is not None:
+                    await self._be_patient(error_of(told.error or {}))
+        except BaseException:
+            self._leave()
+            raise
+
+    async def _begin(self) -> None:
+        """Ask the gateway to listen, and again where the connection drops or has no room for the request."""
+        while True:
+            self._link = link = await self._connection.linked()
+            self._ended = asyncio.get_running_loop().create_future()
+            self._number = link.follow(self)
+            try:
+                asked = {"watch": self._number, "after": self._seen.position, **self._asked}
+                await link.ask("interlock.watch", params_of("interlock.watch", asked))
+                return
+            except Dropped:
+                self._leave()
+            except Unavailable as error:
+                # The gateway has too many requests of this connection, as right after a reconnect.
+                self._leave()
+                await self._be_patient(error)
+
+    async def _be_patient(self, error: InterlockError) -> None:
+        """Wait before the next request; raise the error if it is another than Unavailable, or patience is over."""
+        self._until = min(self._until, monotonic() + self._connection.patience)
+        if not isinstance(error, Unavailable) or monotonic() >= self._until:
+            raise error
+        await asyncio.sleep(PAUSE_SECONDS[0])
+
     async def _follow(self) -> None:
+        assert self._ended is not None
         try:
             while not self._over:
-                told = await self._watch_once()
-                if isinstance(told, InterlockError):
-                    self._until = min(self._until, monotonic() + self._connection.patience)
-                    if not isinstance(told, Unavailable) or monotonic() >= self._until:
-                        raise told
+                told = await self._ended
+                self._leave()
+                if told is not None and told.error:
+                    await self._be_patient(error_of(told.error))
                 if self._refused is not None:
                     await self._room.wait()
-                elif isinstance(told, Watched) and await self._is_silent():
-                    return self.close()
-                if told is not None:
+                elif told is not None and not told.error:
+                    if await self._is_silent():
+                        return self.close()
                     # The server is closing; listen on at the next one.
                     await asyncio.sleep(PAUSE_SECONDS[0])
+                await self._begin()
         except InterlockError as error:
             self.close(error)
         return None
-
-    async def _watch_once(self) -> Watched | InterlockError | None:
-        """Listen on one link until the watch there is over; return the gateway's last word or error, if it said one."""
-        self._link = link = await self._connection.linked()
-        self._ended = asyncio.get_running_loop().create_future()
-        self._number = link.follow(self)
-        try:
-            asked = {"watch": self._number, "after": self._seen.position, **self._asked}
-            await link.ask("interlock.watch", params_of("interlock.watch", asked))
-            told = await self._ended
-            return error_of(told.error) if told is not None and told.error else told
-        except Dropped:
-            return None
-        except Unavailable as error:
-            # The gateway has too many requests of this connection, as right after a reconnect.
-            return error
-        finally:
-            self._leave()
 
     def _leave(self) -> None:
         link, self._link = self._link, None

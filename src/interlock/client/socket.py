@@ -176,7 +176,9 @@ class SocketDoor:
         self, sink: Sink, session: str | None, *, run: str | None, after: int, begin: str | None = None
     ) -> "RemoteListening":
         """Give a sink the events of a session or a run behind a position, over one connection after another."""
-        return RemoteListening(self, sink, {"session": session, "run": run, "begin": begin}, after)
+        listening = RemoteListening(self, sink, {"session": session, "run": run, "begin": begin}, after)
+        await listening.open()
+        return listening
 
     def is_current(self, run: str) -> bool:
         """Return whether a run that is listened to here has not fallen; False while there is no connection."""

@@ -33,7 +33,7 @@ from starlette.routing import Route
 
 from interlock.access.failures import RATE_LIMITED
 from interlock.access.files import AccessFailed
-from interlock.access.tokens import Caller
+from interlock.access.tokens import Holder
 from interlock.core.errors import InterlockError, Refused, Unknown
 from interlock.core.names import EARLY
 from interlock.core.projection import TABLE, WHOSE
@@ -185,7 +185,7 @@ class Page:
             return gone
         return Response(picture, media_type="image/svg+xml", headers=SECRET)
 
-    def caller(self, request: Request) -> Caller | Response:
+    def caller(self, request: Request) -> Holder | Response:
         """Return the caller whose token a request bears, or the response that refuses it."""
         if self._gateway.closing:  # another process may have the tokens
             return _say(503, "the server is closing; try again")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from interlock.access.tokens import Caller, digest_of
+from interlock.access.tokens import Holder, digest_of
 from interlock.client.client import Client
 from interlock.client.door import Everything, Inside
 from interlock.core.errors import BadInput, InterlockError, Unavailable
@@ -121,7 +121,7 @@ class Connection:
 
     # Before a token
 
-    async def meet(self, since: float) -> Caller | None:
+    async def meet(self, since: float) -> Holder | None:
         """Send the challenge and read the token; None if it is refused. CONNECT_SECONDS count from `since`."""
         try:
             with anyio.fail_after(CONNECT_SECONDS - (time.monotonic() - since)):
@@ -153,7 +153,7 @@ class Connection:
             raise BadFrame(frames.TOO_BIG, f"a frame here has at most {limit} bytes")
         return str(text)
 
-    async def _admit(self, request: Request) -> Caller | None:
+    async def _admit(self, request: Request) -> Holder | None:
         if request.method != "connect":
             return await self._turn_away(request, frames.fault("INVALID_REQUEST", "the first request is connect"))
         try:
@@ -209,7 +209,7 @@ class Connection:
 
     async def _turn_away(
         self, request: Request, error: dict[str, Any], code: int = frames.BROKEN_RULE
-    ) -> Caller | None:
+    ) -> Holder | None:
         await self._send({"type": "websocket.send", "text": frames.refusal(request.id, error).decode()})
         await self._shut(code, error["message"][:100])
         return None

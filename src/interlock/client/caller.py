@@ -1,7 +1,9 @@
-"""The verbs for the embedder: each with `by=`, the principal that it is asked for.
+"""The verbs of a caller, as methods: each builds its verb (core/verbs.py) and asks it.
 
-A session or run that the caller may not see raises the same error as one that does not exist, so an error gives nothing
-away.
+1. Control and every client have these methods. `by` says for whom control is asked. A client speaks for one principal,
+   and refuses another.
+2. A session or run that the caller may not see raises the same error as one that does not exist, so an error gives
+   nothing away.
 """
 
 from abc import ABC, abstractmethod
@@ -9,8 +11,8 @@ from collections.abc import AsyncGenerator
 from datetime import datetime, timedelta
 from typing import Literal, TypeVar
 
-from interlock.client.client import Client
-from interlock.client.door import Asked
+from interlock.client.door import Asked, Listening, Sink
+from interlock.client.watch import Watch
 from interlock.core import verbs
 from interlock.core.answers import ProcessInfo, QuestionInfo, Remaining, RunInfo, Sent, SessionInfo, Shared, Wake
 from interlock.core.events import Entry, Event
@@ -24,16 +26,31 @@ from interlock.core.verbs import SessionName, Verb
 T = TypeVar("T")
 
 
-class Embedded(ABC):
-    """Sends, stops, watches and answers for the principal that each call names."""
+class Caller(ABC):
+    """Sends, stops, watches and answers for a principal."""
 
     @abstractmethod
     def ask(self, verb: Verb[T], *, by: str = LOCAL) -> Asked[T]:
         """Ask a verb. A message is taken and a stop takes effect in this step, whether or not the answer is awaited."""
 
     @abstractmethod
-    def client(self, by: str = LOCAL) -> Client:
-        """Return a client of one principal: the verbs without `by`, as a client over a socket has them."""
+    async def listen(
+        self,
+        sink: Sink,
+        session: str | None = None,
+        *,
+        run: str | None = None,
+        after: int = 0,
+        begin: str | None = None,
+        by: str = LOCAL,
+    ) -> Listening | None:
+        """Give a sink what `watch` yields, each event in the step that publishes it; None if the run was withdrawn.
+
+        `begin` names a run: events of the session before that run's first are left out, as those up to `after` are.
+        The log is read once `resume` is called on what this returns.
+        """
+
+    # Sending
 
     async def send(
         self,
@@ -64,6 +81,8 @@ class Embedded(ABC):
             by=by,
         )  # fmt: skip
 
+    # Stopping
+
     async def stop(
         self,
         *,
@@ -82,10 +101,8 @@ class Embedded(ABC):
         it, are stopped as well; messages that were written after it are spared. `typed` says that a person typed the
         stop as a message to the session; the outcome carries that on.
         """
-        named = _name(session)
-        return await self.ask(
-            verbs.Stop(session=named, run=run, message=message, key=key, order=order, typed=typed), by=by
-        )
+        asked = verbs.Stop(session=_name(session), run=run, message=message, key=key, order=order, typed=typed)
+        return await self.ask(asked, by=by)
 
     async def reset(self, session: str, *, key: str | None = None, by: str = LOCAL) -> Receipt:
         """End everything of a session, detached children and processes too, and begin a new transcript.
@@ -94,6 +111,16 @@ class Embedded(ABC):
         """
         return await self.ask(verbs.Reset(session=SessionName(session), key=key), by=by)
 
+    async def stop_all(self, *, of: str | None = None, by: str = LOCAL) -> list[Receipt]:
+        """Stop every run, or those that one principal started and those in its sessions. Only an admin may."""
+        return await self.ask(verbs.StopAll(of=of), by=by)
+
+    async def remaining(self, session: str, *, by: str = LOCAL) -> Remaining:
+        """Return what the caller may still stop in a session, from memory alone. A gateway has no such method."""
+        return await self.ask(verbs.Left(session=SessionName(session)), by=by)
+
+    # Questions
+
     async def answer(self, question: str, answer: bool | str, *, by: str = LOCAL) -> QuestionInfo:
         """Answer a question with True or False, or one of its choices. Raise QuestionClosed if it is not open."""
         return await self.ask(verbs.Answer(question=question, answer=answer), by=by)
@@ -101,6 +128,8 @@ class Embedded(ABC):
     async def questions(self, session: str | None = None, *, by: str = LOCAL) -> list[QuestionInfo]:
         """List the open questions that the caller may answer; with a session, also those of the children below it."""
         return await self.ask(verbs.Questions(session=_name(session)), by=by)
+
+    # Sessions
 
     async def sessions(self, *, limit: int = 100, by: str = LOCAL) -> list[SessionInfo]:
         """List the sessions that the caller may see, the latest first, without sessions of single runs."""
@@ -132,7 +161,10 @@ class Embedded(ABC):
         cron: str | None = None,
         by: str = LOCAL,
     ) -> Wake:
-        """Schedule a message, once or repeatedly. A wake that finds the session busy is skipped and not made up for."""
+        """Schedule a message, once or repeatedly. A wake that finds the session busy is skipped and not made up for.
+
+        Over a socket this raises if the connection drops; `wakes` lists what was made. So does `unwake`.
+        """
         asked = verbs.Schedule(
             session=SessionName(session), text=text, at=time_of(at), every=seconds_every(every), cron=cron
         )
@@ -146,16 +178,14 @@ class Embedded(ABC):
         """List a session's schedules."""
         return await self.ask(verbs.Wakes(session=SessionName(session)), by=by)
 
+    # Looking
+
     async def wait(self, run: str, *, timeout: float | None = None, drained: bool = False, by: str = LOCAL) -> Outcome:
         """Return how a run ended; `pending` if the timeout passed first, `unknown` if the caller sees no such run."""
         return await self.ask(verbs.Wait(run=run, timeout=timeout, drained=drained), by=by)
 
-    async def remaining(self, session: str, *, by: str = LOCAL) -> Remaining:
-        """Return what the caller may still stop in a session, from memory alone."""
-        return await self.ask(verbs.Left(session=SessionName(session)), by=by)
-
     async def receipt(self, wanted: str, *, by: str = LOCAL) -> Receipt:
-        """Return a receipt, by its own id or a run's, as it stands now and with the runs the caller may see."""
+        """Return a receipt, by its own id or a run's id or key, as it stands now, with the runs the caller may see."""
         return await self.ask(verbs.GetReceipt(of=wanted), by=by)
 
     async def find(self, name: str, *, by: str = LOCAL) -> RunInfo | None:
@@ -183,11 +213,19 @@ class Embedded(ABC):
         """Return what happened in a run, in order, as a few moments that a surface can draw."""
         return await self.ask(verbs.Timeline(run=run), by=by)
 
-    def watch(
+    async def watch(
         self, session: str | None = None, *, run: str | None = None, after: int = 0, by: str = LOCAL
     ) -> AsyncGenerator[Event, None]:
         """Replay a session's events after a position, then follow; with run=, that run's, up to its terminal event."""
-        return self.client(by).watch(session, run=run, after=after)
+        watch = Watch()
+        watch.listening = listening = await self.listen(watch, session, run=run, after=after, by=by)
+        if listening is None:
+            return
+        try:
+            while (event := await watch.next()) is not None:
+                yield event
+        finally:
+            listening.close()
 
 
 def _name(session: str | None) -> SessionName | None:
