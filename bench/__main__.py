@@ -19,8 +19,13 @@ from bench.scale import BEFORE, Scale
 
 # Each is a module with `measure(scale)`, imported when it is asked for: some need packages that others do not.
 MEASURES = (
+<<<<<<< HEAD
     *("fence", "takeover", "flood", "crowd", "many", "family", "memory", "receipts", "durable", "recovery"),
     *("schedules", "trees", "survivors", "hosts", "noops", "deltas", "stops", "gateway", "weight", "page", "raced"),
+=======
+    *("fence", "takeover", "flood", "crowd", "family", "memory", "receipts", "durable", "recovery", "schedules"),
+    *("trees", "survivors", "hosts", "noops", "deltas", "stops", "gateway", "verbs", "weight", "page", "raced"),
+>>>>>>> main
 )
 
 
@@ -34,7 +39,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="everything small, under a minute")
     parser.add_argument("--raced", type=int, help="how many stops to race (1,000,000; quick: 20,000)")
     parser.add_argument("--seconds", type=float, default=1_800.0, help="race at most so long (1,800)")
-    parser.add_argument("--before", metavar="REV", default=BEFORE, help=f"the commit of noops and weight ({BEFORE})")
+    parser.add_argument(
+        "--before", metavar="REV", default=BEFORE, help=f"the commit of noops, verbs and weight ({BEFORE})"
+    )
     parser.add_argument("--draw", metavar="FILE", help="draw trees and survivors as SVG")
     asked = parser.parse_args()
     if unknown := set(asked.names) - set(MEASURES):

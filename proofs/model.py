@@ -29,18 +29,20 @@ from typing import Any, NamedTuple, Self
 
 from rich.console import Console
 
-from interlock.core.lifecycle import Move, State
+from interlock.core.lifecycle import Move
 from interlock.core.names import REPORTS, RunKind
 from interlock.core.outcome import Cause
 from interlock.core.receipt import Receipt
 from interlock.runtime.approvals import Approvals
+from interlock.runtime.collecting import Collecting
 from interlock.runtime.fall import Fall
 from interlock.runtime.holds import Holds, Place
-from interlock.runtime.inbox import Inbox
 from interlock.runtime.live import LiveRun
 from interlock.runtime.outlet import Outlet
-from interlock.runtime.registry import Registry, Session, StopCall
+from interlock.runtime.registry import Registry, StopCall
+from interlock.runtime.reporting import Reporting
 from interlock.runtime.run_stops import Receiving, RunStops
+from interlock.runtime.session import Session
 from interlock.runtime.stopping import Stopping
 from interlock.runtime.work import Question
 from interlock.testing.loop import SeededLoop
@@ -240,9 +242,9 @@ class Recorder:
             (Stopping, "session", self._whole),
             (Stopping, "reset", self._whole),
             (RunStops, "_end_all", self._end_all),
-            (Inbox, "_merge", self._merge),
-            (Inbox, "_quiet_elapsed", self._quiet_elapsed),
-            (Inbox, "offer", self._offer),
+            (Collecting, "merge", self._merge),
+            (Collecting, "_quiet_elapsed", self._quiet_elapsed),
+            (Reporting, "_offer", self._offer),
             (Outlet, "emit", self._effect),
             (Outlet, "delta", self._effect),
             (Outlet, "block", self._effect),
@@ -251,7 +253,6 @@ class Recorder:
             (Holds, "_grant", self._grant),
             (Holds, "take", self._take_hold),
             (Holds, "leave", self._leave),
-            (Holds, "fall", self._hold_falls),
             (Holds, "drained", self._drained),
         ):
             self._put(owner, name, hook)
@@ -389,21 +390,21 @@ class Recorder:
             self._tell("STOP", self._session(session))
         return original(stopping, session, targets, call, **options)
 
-    def _merge(self, original: Callable[..., Any], inbox: Inbox, run: LiveRun, into: LiveRun) -> Any:
+    def _merge(self, original: Callable[..., Any], collecting: Collecting, run: LiveRun, into: LiveRun) -> Any:
         self._tell("JOIN", self._runs[run], self._runs[into])
-        return original(inbox, run, into)
+        return original(collecting, run, into)
 
-    def _quiet_elapsed(self, original: Callable[..., None], inbox: Inbox, run: LiveRun) -> None:
-        self._look(inbox._registry)
+    def _quiet_elapsed(self, original: Callable[..., None], collecting: Collecting, run: LiveRun) -> None:
+        self._look(collecting._registry)
         place, ripe = len(self.facts), run.ties.collection is not None and run.ties.collection.quiet_over
-        original(inbox, run)
+        original(collecting, run)
         if run.ties.collection is not None and run.ties.collection.quiet_over and not ripe:
             self.facts.insert(place, self._fact("RIPEN", self._runs[run]))
 
-    def _offer(self, original: Callable[..., None], inbox: Inbox, run: LiveRun) -> None:
-        self._look(inbox._registry)
+    def _offer(self, original: Callable[..., None], reporting: Reporting, run: LiveRun) -> None:
+        self._look(reporting._registry)
         self._tell("DUE", self._runs[run])
-        original(inbox, run)
+        original(reporting, run)
 
     # Effects and questions
 
@@ -453,10 +454,6 @@ class Recorder:
             self._tell("RELEASE" if place.taken else "FORGO", self._runs[place.run], self._hold(place.name))
         original(holds, place, **options)
 
-    def _hold_falls(self, original: Callable[..., int], holds: Holds, run: LiveRun) -> int:
-        with self._as_part(run):
-            return original(holds, run)
-
     def _drained(self, original: Callable[..., None], holds: Holds, run: LiveRun, **options: Any) -> None:
         self._tell("DRAIN", self._runs[run])
         with self._as_part(run):
@@ -472,7 +469,7 @@ class Recorder:
 
 
 def _alive(run: LiveRun) -> bool:
-    return not run.fallen and run.state not in (State.WITHDRAWN, State.ALIASED)
+    return not run.fallen and not (run.state.withdrawn or run.state.aliased)
 
 
 def record(seed: int) -> Trace:

@@ -1,6 +1,8 @@
 """The lifecycle table, cell by cell, against the one of docs/design.md, written down here by hand."""
 
+import ast
 import itertools
+from pathlib import Path
 
 import pytest
 
@@ -84,3 +86,28 @@ def test_only_started_runs_were_seated() -> None:
 def test_a_started_run_cannot_be_undone() -> None:
     """Once the agent's code may run, the run can neither be withdrawn nor become part of another."""
     assert set(MOVES[State.STARTED]) == {Move.END}
+
+
+def test_only_the_table_compares_states() -> None:
+    """Elsewhere a state's own predicates are asked, so a new state is sorted in here and nowhere else."""
+    root = Path(__file__).parents[2]
+    places = [*(root / "src").rglob("*.py"), *(root / "proofs").rglob("*.py")]
+    table = root / "src" / "interlock" / "core" / "lifecycle.py"
+    found = [
+        f"{path.relative_to(root)}:{node.lineno}"
+        for path in places
+        if path != table
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Compare) and any(map(_names_a_state, (node.left, *node.comparators)))
+    ]
+    assert found == []
+
+
+def _names_a_state(side: ast.expr) -> bool:
+    return any(
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "State"
+        and node.attr in State.__members__
+        for node in ast.walk(side)
+    )

@@ -31,7 +31,7 @@ from interlock.runtime.arrival import Arrival
 from interlock.runtime.holds import Holds, Place
 from interlock.runtime.live import LiveRun
 from interlock.runtime.numbers import Numbers
-from interlock.runtime.registry import Session
+from interlock.runtime.session import Session
 from interlock.runtime.settings import HOLDS
 from interlock.testing.loop import run_seeded
 
@@ -518,10 +518,10 @@ def test_an_untaken_grant_keeps_the_mark() -> None:
     first, _, third = (holds.enter(run, "x") for run in (a, b, c))
     holds.take(first)
     a.fence.fall(STOPPED)
-    assert holds.fall(a) == 1
+    assert holds.fall(a.work) == 1
     holds.drained(a, confirmed=False)
     b.fence.fall(STOPPED)
-    holds.fall(b)  # granted, and never taken
+    holds.fall(b.work)  # granted, and never taken
     assert holds.take(third).unconfirmed == a.id
 
 
@@ -815,7 +815,7 @@ class Model:
                 for place in self._places(run):
                     if not place.taken:
                         self._leaves(place)
-                assert self.holds.fall(run) == len(self._places(run))
+                assert self.holds.fall(run.work) == len(self._places(run))
             case _:
                 for place in self._places(run):
                     self._leaves(place, marks=move == "unconfirmed")

@@ -22,7 +22,7 @@ from interlock.core.scopes import Scope
 from interlock.protocol import frames
 from interlock.runtime.control import Control
 from interlock.surfaces import page
-from interlock.surfaces.gateway.connection import Connection
+from interlock.surfaces.gateway import telling
 
 from .scene import WireError
 from .transport import BOUND_SECONDS, QUIET, Serving, Wire, eventually, in_loop
@@ -173,17 +173,17 @@ def test_a_token_that_is_removed_while_it_is_let_in_is_not_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A connection whose token is removed between its check and its first request is closed (race 147)."""
-    real = Connection._hello
+    real = telling.hello
 
     async def main(served: Serving) -> None:
         token = await served.add("late", Scope.WRITE)
 
-        def hello(self: Connection) -> dict[str, Any]:
+        def hello(*given: Any, **more: Any) -> dict[str, Any]:
             served.gateway.access.revoke(served.gateway.access.own("late"))
-            return real(self)
+            return real(*given, **more)
 
         with monkeypatch.context() as patched, watched(served, patched, "late") as begun:
-            patched.setattr(Connection, "_hello", hello)
+            patched.setattr(telling, "hello", hello)
             late = await Wire.dial(served.url, token, caps=QUIET)
             with contextlib.suppress(Exception):
                 await late.ask("interlock.send", session="s", text="say 1")

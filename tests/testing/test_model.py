@@ -19,9 +19,9 @@ from interlock.core.outcome import Cause
 from interlock.runtime import inbox, stopping
 from interlock.runtime.fall import Fall
 from interlock.runtime.holds import Holds
-from interlock.runtime.inbox import Inbox
 from interlock.runtime.live import LiveRun
 from interlock.runtime.registry import Registry
+from interlock.runtime.reporting import Reporting
 
 pytestmark = pytest.mark.long
 
@@ -230,31 +230,31 @@ def report_goes_first(patch: pytest.MonkeyPatch) -> None:
 
 def report_is_early(patch: pytest.MonkeyPatch) -> None:
     """A report may have the seat before what it tells is public."""
-    take_report = Inbox.take_report
+    queue = Reporting._queue
 
-    def early(self: Inbox, report: LiveRun) -> None:
-        take_report(self, report)
+    def early(self: Reporting, report: LiveRun) -> None:
+        queue(self, report)
         report.admittance.due = True
 
-    patch.setattr(Inbox, "take_report", early)
+    patch.setattr(Reporting, "_queue", early)
 
 
 def report_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     """Control gives no seat when a report becomes due."""
-    patch.setattr(Inbox, "offer", lambda self, report: setattr(report.admittance, "due", True))
+    patch.setattr(Reporting, "_offer", lambda self, report: setattr(report.admittance, "due", True))
 
 
 def report_takes_over(patch: pytest.MonkeyPatch) -> None:
     """A report ends the run that has the seat."""
-    offer = Inbox.offer
+    offer = Reporting._offer
 
-    def dominant(self: Inbox, report: LiveRun) -> None:
+    def dominant(self: Reporting, report: LiveRun) -> None:
         if report.session.seat is not None:
             cause = Cause(ending=Ending.SUPERSEDED, by=report.principal, superseded_by=report.id)
             self._endings.end(report.session.seat, cause)
         offer(self, report)
 
-    patch.setattr(Inbox, "offer", dominant)
+    patch.setattr(Reporting, "_offer", dominant)
 
 
 def stop_passes_over_reports(patch: pytest.MonkeyPatch) -> None:

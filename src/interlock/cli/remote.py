@@ -10,7 +10,6 @@ from interlock.cli.documents import LATEST, RunLine, Runs, Shown, line_of
 from interlock.client.socket import RemoteClient
 from interlock.core.answers import RunInfo
 from interlock.core.errors import Unknown
-from interlock.core.lifecycle import State
 
 MOST = 1_000  # runs of all sessions, with --all
 
@@ -47,5 +46,5 @@ def show(url: str, data: Path, run: str) -> Shown:
 
 
 def _line(run: RunInfo) -> RunLine:
-    started = run.state is State.STARTED or (run.outcome is not None and run.outcome.started_at is not None)
+    started = run.state.started or (run.outcome is not None and run.outcome.started_at is not None)
     return line_of(RunLine, run, unsettled=False, started=started, deadline=None, alias=None)

@@ -5,7 +5,6 @@ import time
 from interlock.cli.documents import ProcessLine, RunLine, Runs, SessionLine, Sessions, Shown
 from interlock.cli.printing import count, facts_of, line_of, print_line, print_table
 from interlock.core.decision import QuestionRow, ToolRow
-from interlock.core.lifecycle import State
 from interlock.core.names import Drain, Ending, RunKind, ToolState
 from interlock.core.projection import client_words
 from interlock.core.receipt import Receipt
@@ -106,7 +105,7 @@ def _run_words(run: RunLine) -> str:
     """Return a run's ending or state in a few words."""
     if run.outcome is not None:
         return client_words(run.outcome)
-    if run.state is State.ALIASED:
+    if run.state.aliased:
         return f"part of {run.alias}"
     if not run.unsettled:
         return run.state

@@ -23,7 +23,8 @@ class Client(Caller):
 
     def ask(self, verb: Verb[T], *, by: str = LOCAL) -> Asked[T]:
         """Ask a verb; sends and stops begin in this step, whether or not the answer is awaited."""
-        _refuse(by)
+        if by != LOCAL:
+            raise _another(by)
         return self._door.ask(verb)
 
     async def listen(
@@ -37,7 +38,8 @@ class Client(Caller):
         by: str = LOCAL,
     ) -> Listening | None:
         """Give a sink what `watch` yields; None if the run was withdrawn. `resume` on the answer begins the reading."""
-        _refuse(by)
+        if by != LOCAL:
+            raise _another(by)
         return await self._door.listen(sink, session, run=run, after=after, begin=begin)
 
     def is_current(self, run: str) -> bool:
@@ -49,6 +51,5 @@ class Client(Caller):
         return self._door.is_current(run)
 
 
-def _refuse(by: str) -> None:
-    if by != LOCAL:
-        raise BadInput(f"a client speaks for one principal, not for {by!r:.80}; leave by= out, or use control.client")
+def _another(by: str) -> BadInput:
+    return BadInput(f"a client speaks for one principal, not for {by!r:.80}; leave by= out, or use control.client")

@@ -2,7 +2,7 @@
 
 1. The table alone says which moves a run may make.
 2. `advance` finds the move in the table, or raises. Every change of a run's state goes through `advance`. Other code
-   may compare states to choose what to do next, but a move that the table lacks raises all the same.
+   compares no states: it asks a state's own predicates, so that a new state is sorted in here and nowhere else.
 3. Acked and drained are not states of this table, but separate facts about a run.
 """
 
@@ -21,6 +21,46 @@ class State(StrEnum):
     ENDED = "ended"
     WITHDRAWN = "withdrawn"  # not accepted: refused, or not taken by the store
     ALIASED = "aliased"  # another run absorbed it, or had its key first
+
+    @property
+    def undecided(self) -> bool:
+        """True until the inbox has decided on the message."""
+        return self is State.ARRIVING
+
+    @property
+    def queued(self) -> bool:
+        """True while the run is admitted and waits for the seat."""
+        return self is State.QUEUED
+
+    @property
+    def waits(self) -> bool:
+        """True while the run has no seat yet and may get one."""
+        return self in (State.ARRIVING, State.QUEUED)
+
+    @property
+    def started(self) -> bool:
+        """True while the agent's code may run."""
+        return self is State.STARTED
+
+    @property
+    def at_work(self) -> bool:
+        """True while the run has the seat, whether or not its agent has begun."""
+        return self in (State.SEATED, State.STARTED)
+
+    @property
+    def over(self) -> bool:
+        """True once the run has an ending."""
+        return self is State.ENDED
+
+    @property
+    def withdrawn(self) -> bool:
+        """True of a message that was not accepted."""
+        return self is State.WITHDRAWN
+
+    @property
+    def aliased(self) -> bool:
+        """True of a message that another run answers for."""
+        return self is State.ALIASED
 
 
 class Move(StrEnum):
@@ -58,10 +98,9 @@ MOVES: dict[State, dict[Move, State]] = {
 
 def advance(state: State, move: Move) -> State:
     """Return the state after a move, or raise Refused if the table has no such move."""
-    after = MOVES[state].get(move)
-    if after is None:
+    if move not in MOVES[state]:
         raise Refused(f"a run that is {state} cannot {move}; wait for its outcome instead")
-    return after
+    return MOVES[state][move]
 
 
 def may(state: State, move: Move) -> bool:

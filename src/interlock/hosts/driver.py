@@ -174,7 +174,8 @@ class HostDriver:
         turn = host.turn = HostTurn(host.turns, host, verbs, self._keeps, self._settled)
         self._busy[turn] = host
         self._last[run.session.id] = turn
-        run.work.bodies, run.limits.hear_out = [turn], host.hear_out
+        run.work.run_bodies([turn])
+        run.limits.of_host(host.hear_out)
         turn.begin(message)
         return await turn.result
 

@@ -340,7 +340,7 @@ class HostTurn:
         # it is not before `heard` and not in the future, so a host that lies gains at most the time for which control
         # did not read.
         if not self.run.fallen:
-            self.run.limits.returned = returned_at(at, heard=self.host.heard, now=self._loop.time())
+            self.run.limits.note_return(returned_at(at, heard=self.host.heard, now=self._loop.time()))
         if self.state is BodyState.RUNNING:
             self.state = BodyState.RETURNED
         # Only remember it: until the run falls a stop can still win, and then the host must prove again that it is
@@ -379,7 +379,7 @@ class HostTurn:
         # The host has numbered all of these calls, refused ones too. Control counts them likewise: otherwise a permit
         # could be given for another call than the host asks for.
         finally:
-            self.run.work.calls_made = before + len(calls)
+            self.run.work.count_calls(before + len(calls))
 
     def _result(self, call: CallId, state: ToolState, result: Any, error: str | None) -> None:
         if state not in (ToolState.FINISHED, ToolState.FAILED):

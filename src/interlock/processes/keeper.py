@@ -109,7 +109,6 @@ class Keeper:
         self._childless = True
         self._hurried = False
         self._ended = 0
-        _give_way()
         if grade != "group":
             kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         kernel.prctl(kernel.PR_SET_NAME, b"interlock-keep")
@@ -124,6 +123,7 @@ class Keeper:
                 hard = resource.getrlimit(which)[1]
                 bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
                 resource.setrlimit(which, (bound, bound))
+        _give_way()
         wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wake = wake
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)

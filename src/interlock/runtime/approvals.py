@@ -76,13 +76,12 @@ class Approvals(Inner):
     ) -> Question:
         """Open a question of a current run, or raise Stale; one synchronous step."""
         run.fence.check(Effect.QUESTION)
-        if run.work.questions is None:
-            run.work.questions = {}
-        if len(run.work.questions) >= QUESTIONS:
+        if len(run.work.questions or ()) >= QUESTIONS:
             raise Refused(f"this run has asked {QUESTIONS} questions, the most it may; end it and begin another")
         question_id = QuestionId(self._registry.new_id("q"))
         question = Question(question_id, run, text, choices, tool=tool, arguments=arguments)
-        run.work.questions[question_id] = self._registry.questions[question_id] = question
+        run.work.ask(question)
+        self._registry.questions[question_id] = question
         patience = seconds or self._settings.ask_seconds
         question.timer = self._loop.call_later(patience, self._expire, question)
         question.asked_at = self._clock.wall()
@@ -95,14 +94,8 @@ class Approvals(Inner):
     async def answered(self, question: Question) -> bool | str:
         """Wait until a question is closed and return the answer, False if it expired; raise Stale if the run fell."""
         run = question.run
-        run.limits.asking += 1
-        run.limits.enter(question, KnownPhase.APPROVAL)
-        try:
+        with run.limits.rest(self._clock.now, question, KnownPhase.APPROVAL, asks=True):
             await question.done.wait()
-        finally:
-            run.limits.asking -= 1
-            run.limits.leave(question)
-            run.limits.touched = self._clock.now()
         run.fence.check(Effect.QUESTION)
         return question.answer if question.answer is not None else False
 

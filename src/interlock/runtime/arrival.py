@@ -1,7 +1,8 @@
 """What was sent, and what its sender is told.
 
 1. An `Arrival` is a message as it was sent; it never changes.
-2. An `Admittance` is what the inbox makes of it, from the line of arrivals to the ack.
+2. An `Admittance` is what the inbox makes of it, from the line of arrivals to the ack. Only the inbox writes its
+   attributes; everybody else calls its methods.
 """
 
 from __future__ import annotations
@@ -73,3 +74,25 @@ class Admittance:
         self.problem: InterlockError | None = None
         # Set when the sender may be answered.
         self.acked = Flag()
+
+    def accept(self, sent: Sent) -> None:
+        """Tell the sender that the message is accepted, and where it is."""
+        self.sent = sent
+        self.acked.set()
+
+    def refuse(self, problem: InterlockError) -> None:
+        """Tell the sender why the message is not accepted."""
+        self.problem = problem
+        self.acked.set()
+
+    def wait_for_ending(self) -> None:
+        """Keep a report from the seat until the ending that it tells is public."""
+        self.due = False
+
+    def offer_to(self, seated: LiveRun | None) -> None:
+        """Let a report have its turn from now on, and offer it to a run at work."""
+        self.due, self.steers = True, seated
+
+    def forget_takeover(self) -> None:
+        """Let go of the fall that the message caused: the fall leaves memory."""
+        self.took = None

@@ -23,7 +23,6 @@ from interlock.core import verbs
 from interlock.core.answers import Figures, HostsInfo, QuestionInfo
 from interlock.core.authority import Authority
 from interlock.core.errors import BadInput, Unavailable
-from interlock.core.lifecycle import State
 from interlock.core.names import LOCAL, Ending, Principal, QuestionId, RunId, SessionId
 from interlock.core.outcome import Cause
 from interlock.core.values import name_of
@@ -331,18 +330,17 @@ class Control(Caller):
             await self._store.close(clean=not self._registry.recovering)
 
     def _let_go(self, run: LiveRun) -> None:
-        if run.state in (State.SEATED, State.STARTED):
+        if run.state.at_work:
             # During recovery the run is one of an earlier start; the next start settles it.
             if not self._registry.recovering:
                 self._endings.end(run, Cause(ending=Ending.SHUTDOWN))
         # A queued message stays in the store for the next start; its waiters get `pending`.
-        elif run.state is State.QUEUED:
-            for timer in run.limits.timers or ():
-                timer.cancel()
+        elif run.state.queued:
+            run.limits.disarm()
             run.ended.set()
             run.seated_or_over.set()
         # A message that is joining another one is already decided on and is not turned away.
-        elif run.state is State.ARRIVING and run.ties.joining is None:
+        elif run.state.undecided and run.ties.joining is None:
             self._inbox.turn_away(
                 run, Unavailable("this control is closing; nothing was kept, send the message again after the restart")
             )

@@ -45,9 +45,8 @@ class Deadlines:
 
     def dispatched(self, run: LiveRun) -> None:
         """Replace the queue limit of a dispatched run by its deadline and its idle limit, which count from here."""
-        for timer in run.limits.timers or ():
-            timer.cancel()
-        run.limits.timers, run.limits.armed, run.limits.touched = None, (), self._clock.now()
+        run.limits.disarm()
+        run.limits.armed, run.limits.touched = (), self._clock.now()
         shortest = min(self._bounds(run), key=lambda bound: bound[0], default=None)
         if shortest is not None:
             seconds, of = shortest

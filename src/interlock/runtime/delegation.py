@@ -59,19 +59,14 @@ class Delegation:
     ) -> Child:
         """Begin a child and, unless it is detached, wait for its ending."""
         child = self._begin(parent, agent, text, deadline, detached, announce)
-        parent.limits.resting += 1
-        parent.limits.enter(child, KnownPhase.CHILD)
-        try:
-            await (child.admittance.acked if detached else child.ended).wait()
-        except BaseException:
-            # The agent gave up waiting, by a timeout of its own for example: no code will read the result.
-            if not detached:
-                self._endings.end(child, Cause(ending=Ending.STOPPED, by=parent.principal))
-            raise
-        finally:
-            parent.limits.resting -= 1
-            parent.limits.leave(child)
-            parent.limits.touched = self._clock.now()
+        with parent.limits.rest(self._clock.now, child, KnownPhase.CHILD):
+            try:
+                await (child.admittance.acked if detached else child.ended).wait()
+            except BaseException:
+                # The agent gave up waiting, by a timeout of its own for example: no code will read the result.
+                if not detached:
+                    self._endings.end(child, Cause(ending=Ending.STOPPED, by=parent.principal))
+                raise
         # The child's result is an effect on its parent: a superseded parent must not receive it (race 46).
         parent.fence.check(Effect.CHILD)
         if child.admittance.problem is not None:
@@ -116,7 +111,6 @@ class Delegation:
             parent=parent,
             detached=detached,
         )
-        child.ties.announce_to = parent.arrival.agent if parent.ties.parent is None else parent.ties.announce_to
         return self._stage.begin(child)
 
     def _room(self, parent: LiveRun, detached: bool) -> None:

@@ -34,7 +34,7 @@ from interlock.runtime.flag import Happening
 from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.live import LiveRun, delegated
 from interlock.runtime.outlet import Outlet
-from interlock.runtime.registry import Session
+from interlock.runtime.session import Session
 from interlock.runtime.work import Body
 from interlock.stores.base import StoreFailed, Ticket, commit_or_withdraw
 
@@ -149,10 +149,11 @@ class Endings(Inner):
             run.outcome, run.fall = fall.told(run), None
             # The receipt of a parent still names the bodies of its children.
             if run.ties.parent is None:
-                run.work.bodies = run.limits.hear_out = None
+                run.work.forget_bodies()
+                run.limits.of_host(None)
             self._registry.retire(run)
         if fall.successor is not None:
-            fall.successor.admittance.took = None
+            fall.successor.admittance.forget_takeover()
         self._registry.falls.pop(fall.id, None)
         for session in sessions:
             if session.falls is not None and fall in session.falls:
@@ -232,7 +233,7 @@ class Endings(Inner):
         Outlet(run, self._feed).seal(fall.terminal(run), fall.closed[run.id].blocks)
         if above is not None:
             above.emit(Effect.CHILD, delegated(run))
-            run.ties.announced = True
+            run.ties.told_parent()
 
     def begin_anew(self, session: Session) -> None:
         """Let a session's transcript begin after everything published so far.
@@ -243,8 +244,7 @@ class Endings(Inner):
         count = self._registry.count(session.id)
         session.since = count.next()
         session.crashes = session.announced = 0
-        if session.stored:
-            self.insist(Decision(sessions=(self._registry.session_row(session),), epochs=(count.row,)), session)
+        self.insist(Decision(sessions=(self._registry.session_row(session),), epochs=(count.row,)), session)
 
     def _show_receipt(self, fall: Fall) -> None:
         """Publish the whole receipt in the session of the fall, and in a child's session the part about its own run.

@@ -2,10 +2,11 @@
 
 1. The causes are completion, failure, stop, takeover, a passed limit, a parent's end, shutdown and loss. All of t0
    happens in one synchronous step: the ending is settled · the fence closes · if the run has the seat, the seat is free
-   and the generation rises · open questions go void · readers elsewhere are told · open tool
-   calls are closed as skipped or interrupted · if the agent had started, its bodies and processes are cut · the
-   children fall, but for detached ones. Nothing in this file waits. What follows t0 is in `ending.py`: the ending
-   becomes public (t1), the bodies and processes of the run end (t2), and the receipt is complete (t3).
+   and the generation rises · readers elsewhere are told · the run's work is closed (`Work.close`): open questions go
+   void, lines for holds are left, open tool calls are closed as skipped or interrupted, and if the agent had started,
+   its bodies and processes are cut · the children fall, but for detached ones. Nothing in this file waits. What follows
+   t0 is in `ending.py`: the ending becomes public (t1), the bodies and processes of the run end (t2), and the receipt
+   is complete (t3).
 2. A Fall holds all runs that fall in one step. A stop of a session ends the run in the seat, the messages that arrive
    or wait, and the detached children, as far as the caller may stop them. A takeover ends the run in the seat and the
    waiting messages that the sender may stop; announcements go on waiting. The children of each of these runs fall too.
@@ -24,17 +25,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from interlock.core.decision import Decision, KeyRow, RunRow, SessionRow, StopKey
+from interlock.core.decision import Decision, KeyRow, SessionRow, StopKey
 from interlock.core.events import ChildEnd, Ended, Tool
-from interlock.core.lifecycle import Move, State, may
+from interlock.core.lifecycle import Move, may
 from interlock.core.names import (
     CallId,
     Drain,
     Ending,
     LimitOf,
     Principal,
-    QuestionId,
-    QuestionState,
     ReceiptId,
     RunId,
     SessionId,
@@ -50,7 +49,6 @@ from interlock.runtime.fallen import (
     begun,
     closed_rows,
     fallen,
-    held_by,
     listed,
     names_of,
     tool_rows,
@@ -60,8 +58,9 @@ from interlock.runtime.fallen import (
 from interlock.runtime.feed import Feed
 from interlock.runtime.flag import Flag
 from interlock.runtime.live import LiveRun
-from interlock.runtime.registry import Registry, Session
-from interlock.runtime.settings import REFUSALS, TOOLS_LISTED
+from interlock.runtime.registry import Registry
+from interlock.runtime.session import Session
+from interlock.runtime.settings import TOOLS_LISTED
 from interlock.runtime.work import Body
 
 if TYPE_CHECKING:
@@ -123,7 +122,7 @@ class Fall:
         """
         if run.fallen or not may(run.state, Move.END):
             return
-        was_started = run.state is State.STARTED
+        was_started = run.state.started
         limits = [run.limits.limit_now(limit) for limit in run.limits.armed]
         # If the agent in a host has returned, use the instant of its return, even if control reads of it later.
         now = min(at, self._clock.now() if run.limits.returned is None else run.limits.returned)
@@ -138,10 +137,10 @@ class Fall:
         # this step.
         run.fence.fall(settled)
         self.cause = self.cause or settled
-        decided = run.state is not State.ARRIVING
+        decided = not run.state.undecided
         # Count the waiting messages that this fall ends early. A note also ends while it is queued, but as completed,
         # so it is not counted.
-        queued = settled.early and run.ties.parent is None and run.state in (State.ARRIVING, State.QUEUED)
+        queued = settled.early and run.ties.parent is None and run.state.waits
         run.move(Move.END)
         run.fall = self
         # True if the run was never seated and the store has no row of its session. The text of such a run is shown to
@@ -157,14 +156,14 @@ class Fall:
         self._registry.dequeue(run)
         self._registry.unlink(run)
         self._before_parent(run)
-        self._disarm(run)
-        void = self._void_questions(run)
-        holds = self._registry.holds.fall(run)
+        run.limits.disarm()
         # No buffer is searched: deltas that wait in one read this mark, and are not told (races 9 and 10).
         # Readers elsewhere cannot read it, and are told of the fall now.
         self._feed.fell(run.session.id, run.fence)
-        self.closed[run.id] = Closed(self._close_reply(run, settled, closing), void, holds, queued, decided)
-        self._close_calls(run)
+        blocks = self._close_reply(run, settled, closing)
+        self.closed[run.id] = Closed(
+            blocks, *run.work.close(run.id, self._registry.holds, started=was_started), queued, decided
+        )
         run.outcome = self._outcome(run, settled)
         if not run.admittance.acked.is_set() and (key := run.key_row()) is not None:
             self.keys.append(key)
@@ -174,8 +173,6 @@ class Fall:
             # The server did not go down with this run, so the session's crashes in a row are over.
             if settled.ending is not Ending.LOST:
                 run.session.crashes = 0
-        if was_started:
-            self._cut(run)
         run.seated_or_over.set()
         self._take_along(run, settled, at if passed is None else passed.at)
 
@@ -188,10 +185,9 @@ class Fall:
         parent = run.ties.parent
         if parent is None or parent.fallen:
             return
-        if run.work.begun and not run.ties.detached:
-            parent.work.begun = {**(parent.work.begun or {}), **run.work.begun}
-        draining = [fall for fall in parent.ties.child_falls or () if not fall.drained.is_set()]
-        parent.ties.child_falls = draining if self in draining else [*draining, self]
+        if not run.ties.detached:
+            parent.work.count_begun(run.work)
+        parent.ties.child_fell(self)
 
     def _take_along(self, run: LiveRun, settled: Cause, at: float) -> None:
         """Let all that is part of a run fall in the same step: its children, and a message being added to it.
@@ -213,13 +209,6 @@ class Fall:
             process.end()
             self.detached_ended.append(process)
 
-    @staticmethod
-    def _void_questions(run: LiveRun) -> tuple[QuestionId, ...]:
-        opened = [question for question in (run.work.questions or {}).values() if question.state is QuestionState.OPEN]
-        for question in opened:
-            question.close(QuestionState.VOID)
-        return tuple(question.id for question in opened)
-
     def _close_reply(self, run: LiveRun, cause: Cause, closing: str | None) -> tuple[str, ...]:
         """Return the blocks that complete a completed run's reply; any other ending leaves the open block as `cut`.
 
@@ -234,12 +223,6 @@ class Fall:
         for text in blocks:
             run.reply.close(text)
         return tuple(blocks)
-
-    @staticmethod
-    def _close_calls(run: LiveRun) -> None:
-        """Close every open tool call: skipped if it was not permitted yet, else interrupted."""
-        for call in (run.work.calls or {}).values():
-            call.state = ToolState.SKIPPED if call.state is ToolState.PENDING else ToolState.INTERRUPTED
 
     def _outcome(self, run: LiveRun, cause: Cause) -> Outcome:
         previous = run.session.previous
@@ -265,49 +248,13 @@ class Fall:
             ended_at=self.fenced_at,
         )
 
-    @staticmethod
-    def _disarm(run: LiveRun) -> None:
-        for timer in run.limits.timers or ():
-            timer.cancel()
-        run.limits.timers = None
-
-    @staticmethod
-    def _cut(run: LiveRun) -> None:
-        """Set the run's notice, end its processes, and throw one cancel into each body.
-
-        A body that swallows the cancel goes on, but the fence refuses its effects. Control no longer resumes the body
-        after its grace, or after REFUSALS refused verbs: otherwise a loop of `say` that swallows Stale would spin until
-        its grace is over.
-        """
-        run.work.refusal_budget = REFUSALS
-        if run.work.notice is not None:
-            run.work.notice.tell()
-            # The notice closes its file descriptors when its last reference is gone, which may be in a tool that still
-            # runs.
-            run.work.notice = None
-        if run.work.processes is not None:
-            # A detached process belongs to the session once it has a pid. Without a pid the process still belongs to
-            # the run and is ended with it: otherwise it would begin after the stop was acknowledged.
-            unborn = [
-                each.containment for each in run.work.processes.running if each.order.detached and each.pid is None
-            ]
-            held = [*run.work.processes.containments, *unborn]
-            run.work.processes.containments = [each for each in held if not each.done.is_set()]
-        for body in (*held_by(run), *(run.work.bodies or ())):
-            # A body may wait for something that raises when it is cancelled. Go on with the next: the fence does not
-            # depend on the cut.
-            try:
-                body.cut()
-            except Exception:
-                log.exception("a body of %s could not be cut", run.id)
-
     @property
     def containments(self) -> list[Containment]:
         """The containments of these runs, of their children that fell before them, and of the processes in `swept`.
 
         `swept` are the detached processes that this fall ended.
         """
-        of_runs = [containment for run in with_children(self.runs) for containment in held_by(run)]
+        of_runs = [containment for run in with_children(self.runs) for containment in run.work.containments]
         return [*of_runs, *(process.containment for process in self.detached_ended)]
 
     @property
@@ -360,7 +307,7 @@ class Fall:
         return Decision(
             sessions=tuple(sessions.values()),
             admissions=tuple(report.row() for report in self.reports),
-            endings=tuple(self._row(run) for run in self.runs),
+            endings=tuple(run.row() for run in self.runs),
             keys=(*self.keys, *(key for report in self.reports if (key := report.key_row()) is not None)),
             stops=self.stops,
             tools=tuple(row for run in self.runs for row in tool_rows(run)),
@@ -369,20 +316,12 @@ class Fall:
             aliases=tuple((part.id, run.id) for run in self.runs for part in run.ties.absorbed or ()),
         )
 
-    def _row(self, run: LiveRun) -> RunRow:
-        return msgspec.structs.replace(run.row(), cut=self.cut_text(run))
-
-    @staticmethod
-    def cut_text(run: LiveRun) -> str:
-        """Return the text that the end of a run left unfinished."""
-        return run.reply.open
-
     def terminal(self, run: LiveRun) -> Ended:
         """Return a run's terminal event."""
         assert run.outcome is not None
         return Ended(
             outcome=run.outcome,
-            cut=self.cut_text(run),
+            cut=run.reply.open,
             tools=tuple(_without_results(run, run.outcome)),
             void=self.closed[run.id].void,
             children=tuple(self._children_of(run)),

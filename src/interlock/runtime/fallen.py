@@ -91,11 +91,6 @@ def listed(run: LiveRun) -> list[FallenTool]:
     return [FallenTool(name=call.name, state=call.state, run_id=run.id) for call in calls]
 
 
-def held_by(run: LiveRun) -> list[Containment]:
-    """Return the containments of a run."""
-    return [] if run.work.processes is None else run.work.processes.containments
-
-
 def with_children(runs: Sequence[LiveRun]) -> Sequence[LiveRun]:
     """Return the runs, and the children that fell before them and may not be drained yet.
 

@@ -8,18 +8,17 @@
    handed to the store and not waited for.
 """
 
-from collections import deque
 from collections.abc import Sequence
 
 from interlock.core.decision import Decision, ToolRow, Writer
 from interlock.core.errors import BadInput, Denied, Refused, Unavailable
 from interlock.core.events import Json, Tool
-from interlock.core.names import CallId, Effect, KnownPhase, QuestionState, ToolState
+from interlock.core.names import Effect, KnownPhase, QuestionState, ToolState
 from interlock.core.projection import tool_words
 from interlock.runtime.approvals import Approvals, Policy
 from interlock.runtime.live import LiveRun
 from interlock.runtime.outlet import Outlet
-from interlock.runtime.settings import OPEN_CALLS, TOOLS_LISTED, Settings
+from interlock.runtime.settings import OPEN_CALLS, Settings
 from interlock.runtime.work import ToolCall
 from interlock.stores.base import Store, commit_or_withdraw
 
@@ -41,15 +40,11 @@ class Gate:
         """Record calls that the agent is about to make; from here on each of them gets a result, whatever happens."""
         run = self._run
         self._outlet.close_block(Effect.TOOL)
-        if run.work.calls is None:
-            run.work.calls = {}
-        if len(run.work.calls) + len(wanted) > OPEN_CALLS:
+        if len(run.work.calls or ()) + len(wanted) > OPEN_CALLS:
             raise Refused(f"this run would have more than {OPEN_CALLS} tool calls open; wait for some to end")
         calls = []
         for name, arguments, asks in wanted:
-            run.work.calls_made += 1
-            call = ToolCall(CallId(f"{run.id}.{run.work.calls_made}"), name, arguments, asks=asks)
-            run.work.calls[call.id] = call
+            call = run.work.record(run.id, name, arguments, asks=asks)
             calls.append(call)
             self._tell(Effect.TOOL, call, arguments=arguments)
         return calls
@@ -74,12 +69,8 @@ class Gate:
         # also have been given up, or permitted, while its start was being committed.
         run.fence.check(Effect.TOOL)
         _need_pending(call)
-        call.state = ToolState.RUNNING
+        run.work.begin(call)
         run.limits.enter(call, KnownPhase.TOOL)
-        if run.work.begun is None:
-            run.work.begun = {}
-        if len(run.work.begun) < TOOLS_LISTED:
-            run.work.begun[call.name] = None
         self._tell(Effect.TOOL, call)
 
     async def _be_allowed(self, call: ToolCall) -> None:
@@ -104,15 +95,10 @@ class Gate:
         """Record the result of a call, or raise Stale: the fall has already given every open call a result."""
         run = self._run
         run.fence.check(Effect.RESULT)
-        assert run.work.calls is not None
         # The call has a result already.
-        if run.work.calls.pop(call.id, None) is None:
+        if not run.work.finish(call, state):
             return
         run.limits.leave(call)
-        call.state = state
-        if run.work.finished is None:
-            run.work.finished = deque(maxlen=TOOLS_LISTED)
-        run.work.finished.append(call)
         # Publish the result before storing the row, so that a crash never leaves a finished call without its result in
         # the log. The row is not waited for: only the start must be stored before anything else happens.
         self._tell(Effect.RESULT, call, result=result, error=error)

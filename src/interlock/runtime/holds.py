@@ -19,6 +19,7 @@ from interlock.runtime.flag import Flag
 from interlock.runtime.live import LiveRun
 from interlock.runtime.numbers import Numbers
 from interlock.runtime.settings import HOLD_WAITERS, HOLDS
+from interlock.runtime.work import Work
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,15 +67,14 @@ class Holds:
 
     def enter(self, run: LiveRun, name: str) -> Place:
         """Put a run in the line for a hold; grant it in this step if it is free."""
-        if run.work.holds is None:
-            run.work.holds = {}
+        mine = run.work.holds or {}
         # The run has released the hold, but a child keeps it from passing on: the run has it again.
-        if name in run.work.holds and run.work.holds[name].leaving:
-            run.work.holds[name].leaving = False
-            return run.work.holds[name]
-        if name in run.work.holds:
+        if name in mine and mine[name].leaving:
+            mine[name].leaving = False
+            return mine[name]
+        if name in mine:
             raise Refused(f"this run holds {name!r} or waits for it already; take it once, around everything")
-        if len(run.work.holds) >= HOLDS:
+        if len(mine) >= HOLDS:
             raise Refused(f"this run has {HOLDS} holds, the most it may have; let some go first")
         self._not_above(run, name)
         line = self._lines.get(name)
@@ -82,7 +82,8 @@ class Holds:
             line = self._lines[name] = _Line()
         if len(line.waiting) >= HOLD_WAITERS:
             raise Refused(f"{HOLD_WAITERS} runs wait for {name!r}; try again later")
-        place = run.work.holds[name] = Place(run, name)
+        place = Place(run, name)
+        run.work.stand_in_line(place)
         line.waiting[place] = None
         self._grant(name, line)
         return place
@@ -117,12 +118,12 @@ class Holds:
         place.woken.set()
         self._grant(place.name, line)
 
-    def fall(self, run: LiveRun) -> int:
+    def fall(self, work: Work) -> int:
         """Take a fallen run out of every line and grant; return how many holds it keeps until it is drained."""
-        for place in list((run.work.holds or {}).values()):
+        for place in list((work.holds or {}).values()):
             if not place.taken:
                 self.leave(place)
-        return len(run.work.holds or ())
+        return len(work.holds or ())
 
     def drained(self, run: LiveRun, *, confirmed: bool) -> None:
         """Pass on the holds of a run that is drained, or whose drain ran out of time (not `confirmed`)."""

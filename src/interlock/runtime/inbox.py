@@ -12,36 +12,27 @@ queue · one Decision.
    free again, and the sender is told to send it again.
 3. One task of control's own carries a message from here to its end (`Stage.carry`). The sender only waits for the ack,
    and may vanish. So there is no hand-over between tasks at which a message could be forgotten.
-4. Messages are collected into one turn only where each author may stop the other's runs, because a stop by either of
-   them ends the whole turn, with the other's message in it. Collected messages are committed one after another, and the
-   turn does not begin while one is being committed. Otherwise a sender could be told that the message is part of the
-   turn while the turn began without it.
-5. The sender of the first message admitted to a session becomes its owner. Until that message is committed the next
+4. The sender of the first message admitted to a session becomes its owner. Until that message is committed the next
    arrival waits, and can be stopped meanwhile. Otherwise a first message that is withdrawn could leave its sender as
    the owner of another principal's session.
-6. A run begins when the endings before it in its session are public. That is at most COMMIT_SECONDS after their falls,
+5. A run begins when the endings before it in its session are public. That is at most COMMIT_SECONDS after their falls,
    and after a takeover at most UNKEPT_SECONDS more (`ending.py`). So a watcher sees the old run's terminal event before
    the new run's message. A run never waits for the cleanup of others.
-7. The step that hands a steered message to the agent makes it part of the run, and gives its alias to the store without
-   waiting. The store writes the alias before the run's next tool call, or together with that call. So if the store
-   holds a tool call that the message may have caused, it also holds the fact that the run absorbed the message.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import msgspec
 
 from interlock.core.answers import Sent
-from interlock.core.authority import Action, Whose, may_found
 from interlock.core.decision import Decision, KeyRow
 from interlock.core.errors import InterlockError, KeyConflict, QueueFull, Refused, Rejected, Unavailable, UnknownSession
 from interlock.core.lifecycle import Move, State
-from interlock.core.names import REPORTS, Effect, Ending, Principal, RunKind, SessionId, Strategy
+from interlock.core.names import REPORTS, Effect, Ending, RunKind, SessionId, Strategy
 from interlock.core.outcome import Cause
 from interlock.core.takeover import Admission, Scene, decide, place, strategy_of
+from interlock.runtime.collecting import Collecting
 from interlock.runtime.deadlines import Deadlines
 from interlock.runtime.ending import Endings, earlier
 from interlock.runtime.fall import Fall, seat_next
@@ -49,9 +40,10 @@ from interlock.runtime.flag import Flag
 from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.live import LiveRun, delegated, own_session
 from interlock.runtime.outlet import Outlet
-from interlock.runtime.registry import Session
-from interlock.runtime.settings import ARRIVALS, COLLECT_TIMES, COLLECTED
-from interlock.runtime.ties import Collection
+from interlock.runtime.senders import Senders
+from interlock.runtime.session import Session
+from interlock.runtime.settings import ARRIVALS
+from interlock.runtime.steering import Steering
 from interlock.stores.base import Loaded, StoreFailed, Ticket, Unsure, commit_or_withdraw
 
 # If the store does not take a session's first message, messages that arrived up to this long after it are refused too.
@@ -67,7 +59,9 @@ class Inbox(Inner):
         super().__init__(inside)
         self._endings = endings
         self._deadlines = deadlines
-        self._loop = asyncio.get_running_loop()
+        self.senders = senders = Senders(inside)
+        self.steering = Steering(inside, endings)
+        self._collecting = Collecting(inside, senders)
 
     def enter(self, run: LiveRun) -> LiveRun:
         """Put a message in its session's line at once; return the run that answers it.
@@ -117,8 +111,8 @@ class Inbox(Inner):
             ticket = run.admittance.ticket = self._step(run, known)
             if ticket is not None and not run.session.stored:
                 await self._found(run, ticket)
-            # Rule 4: the next collected message is decided on only when this one is committed.
-            elif ticket is not None and run.state is not State.SEATED and self._strategy(run) is Strategy.COLLECT:
+            # The next collected message is decided on only when this one is committed.
+            elif ticket is not None and not run.state.at_work and self._strategy(run) is Strategy.COLLECT:
                 await commit_or_withdraw(self._store, ticket, self._settings.commit_seconds)
         except InterlockError as problem:
             self.turn_away(run, problem)
@@ -130,7 +124,7 @@ class Inbox(Inner):
         return await self._ack(run, ticket)
 
     async def _found(self, run: LiveRun, ticket: Ticket) -> None:
-        """Wait until it is certain whether the store has a session's first message (rule 5).
+        """Wait until it is certain whether the store has a session's first message (rule 4).
 
         If the store does not take it, refuse the arrivals right after it as well: otherwise each of them would become
         the first message in its turn, and wait for COMMIT_SECONDS again.
@@ -172,7 +166,7 @@ class Inbox(Inner):
     # both find the seat free, or a stop could come between the old run's fall and the new run's seat.
 
     def _step(self, run: LiveRun, known: Loaded) -> Ticket | None:
-        self.load(run.session, known)
+        self._registry.load(run.session, known)
         if known.key is not None:
             self._answer_again(run, known.key)
             return None
@@ -180,100 +174,17 @@ class Inbox(Inner):
         if run.fallen:
             self._tell_sender(run)
             return None
-        if not self._may_send(run):
+        if not self.senders.may_send(run):
             raise UnknownSession(run.session.id, run.principal)
         if self._registry.closing:
             raise Unavailable("this control is closing; nothing was kept, send the message again after the restart")
         if self._registry.stop_of(run.principal, run.arrival.key) is not None:
             raise KeyConflict(f"key {run.arrival.key!r} was used for a stop; use a new key for this message")
-        if (stopper := self._stopped_before(run, known)) is not None:
+        if (stopper := self.senders.stopped_before(run, known)) is not None:
             self._endings.end(run, Cause(ending=Ending.STOPPED, by=stopper, born_stopped=True))
             self._tell_sender(run)
             return None
         return self._admit(run)
-
-    def _stopped_before(self, run: LiveRun, known: Loaded) -> Principal | None:
-        """Return who stopped a message before it arrived, or None.
-
-        The stop named the message's key, or it was written after the message in the same channel but arrived first.
-        """
-        buried = known.buried or self._registry.buried(run.principal, run.arrival.key)
-        return run.principal if buried else self._stopped_after(run)
-
-    def _may_send(self, run: LiveRun) -> bool:
-        """Return whether the sender may send to the session, or begin it if it has no owner yet."""
-        session = run.session
-        if session.owner is None:
-            found = self._authority.may(Action.FOUND, run.principal)
-            return found and run.arrival.begins and may_found(run.principal, session.id)
-        # A child needs no right of its own: its parent had the right to begin it. The child's session takes no other
-        # message.
-        if run.ties.parent is not None:
-            return True
-        return self._authority.may(Action.SEND, run.principal, whose=Whose(session.owner, session.shares))
-
-    def may_come(self, run: LiveRun) -> bool:
-        """Return whether a message was admitted or may still be.
-
-        A stop does not end a message that will be refused anyway. Otherwise a stopped run of a stranger would be
-        recorded in another principal's session, and the stranger would learn that the session exists. While the session
-        is not read, or its first message is not stored, the answer is not known, and this method returns True.
-        """
-        session = run.session
-        if run.state is not State.ARRIVING or not session.loaded or (session.owner is not None and not session.stored):
-            return True
-        return self._may_send(run)
-
-    @contextmanager
-    def held_up(self, session: Session) -> Iterator[None]:
-        """Decide on no arrival of a session while a stop reads whose session it is."""
-        reading = Flag()
-        session.reading = {*(session.reading or ()), reading}
-        try:
-            yield
-        finally:
-            session.reading.discard(reading)
-            reading.set()
-
-    def unsure(self, run: LiveRun) -> bool:
-        """Return whether a message arrives for a session that was not read yet and may be another principal's."""
-        session, by = run.session, run.principal
-        if session.loaded or run.state is not State.ARRIVING or run.ties.parent is not None:
-            return False
-        return not (run.arrival.begins and may_found(by, session.id)) and not self._authority.may(Action.SEND, by)
-
-    def _stopped_after(self, run: LiveRun) -> Principal | None:
-        whose = Whose(run.session.owner, run.session.shares)
-        for by in self._registry.stopped_after(run.session.id, run.arrival.order, self._clock.wall()):
-            if self._authority.may(Action.STOP, by, whose=whose, principal=run.principal):
-                return by
-        return None
-
-    def load(self, session: Session, known: Loaded) -> None:
-        """Fill a session in memory with what the store has of it, unless that was done before."""
-        if session.loaded:
-            return
-        session.loaded = True
-        if session.home is None:
-            self._registry.positions.load(session.id, known.epoch)
-        if known.session is not None:
-            session.stored = True
-            session.owner = known.session.owner
-            session.shares = dict(known.session.shares)
-            session.strategy = known.session.strategy
-            session.since = known.session.since
-            session.renewed = known.session.renewed
-            session.crashes = known.session.crashes
-            session.announced = known.session.announced
-            self._registry.generations.restore(session.id, known.session.generation)
-        else:
-            # The store has no row, so the session has no owner yet. Hide the text of messages stopped until now: the
-            # first sender admitted later becomes the owner and must not read them.
-            for run in [run for fall in session.falls or () for run in fall.runs]:
-                run.withheld |= run.session is session and run.generation is None
-        if session.previous is None:
-            session.previous = known.previous
-        self._registry.mark(known.marks)
 
     def _answer_again(self, run: LiveRun, key: KeyRow) -> None:
         """Give a message whose key was used before the same answer as the first message with the key."""
@@ -307,19 +218,19 @@ class Inbox(Inner):
                 f"session {session.id} is parked: the server went down {session.crashes} times in a row while a run "
                 "of it was going; reset it to go on, or use another session"
             )
-        # The sender of the first message admitted becomes the session's owner (rule 5).
+        # The sender of the first message admitted becomes the session's owner (rule 4).
         if session.owner is None:
             session.owner, run.admittance.founds = run.principal, True
         everyone = session.queue or []
         # A takeover does not end waiting announcements, and announcements do not fill the queue. Only a wake is skipped
         # because of them.
         waiting = [other for other in everyone if other.arrival.kind not in REPORTS]
-        staying = [other for other in waiting if not self._may_stop(run, other)]
-        collector = self._collector(run, waiting)
+        staying = [other for other in waiting if not self.senders.may_stop(run, other)]
+        collector = self._collecting.collector(run, waiting)
         scene = Scene(
             seated=seated is not None,
             wake_seated=seated is not None and seated.arrival.kind is RunKind.WAKE,
-            may_stop=seated is None or self._may_stop(run, seated),
+            may_stop=seated is None or self.senders.may_stop(run, seated),
             waiting=len(everyone if run.arrival.kind is RunKind.WAKE else waiting),
             capacity=self._settings.queue,
             overdue=bool(staying) and staying[0].admittance.passed >= PASSES,
@@ -342,14 +253,12 @@ class Inbox(Inner):
                 )
                 self._wait_for_seat(run)
             case Admission.COLLECT:
-                run.ties.collection = Collection(
-                    until=self._clock.now() + COLLECT_TIMES * self._settings.collect_seconds
-                )
+                self._collecting.begin(run)
                 self._wait_for_seat(run)
-                self._wait_for_quiet(run)
+                self._collecting.wait_for_quiet(run)
             case Admission.MERGE:
                 assert collector is not None
-                return self._merge(run, collector)
+                return self._collecting.merge(run, collector)
             case how:
                 return self._take_over(run, staying, behind=how is Admission.TAKE_OVER_BEHIND)
         return self._store.decide(self._admission(run))
@@ -383,144 +292,10 @@ class Inbox(Inner):
         # The seat was free and no waiting message fell, so the admission has no endings to go with.
         return self._store.decide(self._admission(run))
 
-    def _may_stop(self, run: LiveRun, other: LiveRun) -> bool:
-        """Return whether the sender of a message may end another run; any message may end a wake's."""
-        if other.arrival.kind is RunKind.WAKE:
-            return True
-        whose = Whose(run.session.owner, run.session.shares)
-        return self._authority.may(Action.TAKE_OVER, run.principal, whose=whose, principal=other.principal)
-
     def requeue(self, run: LiveRun) -> None:
         """Queue a message that was accepted earlier, for example before a restart of the server, and has not begun."""
-        run.admittance.sent = Sent(run_id=run.id, session=run.session.id, owner=run.session.owner, state=State.QUEUED)
-        run.admittance.acked.set()
         self._wait_for_seat(run)
-
-    # Reports: the announcements and notes by which a home learns how its detached children ended
-
-    def take_report(self, report: LiveRun) -> None:
-        """Queue the report of a child's ending in its home. The Decision with that ending stores the report too.
-
-        The report may not take the seat before the ending is public. Otherwise the agent would learn of the ending
-        before watchers do.
-        """
-        self._registry.register(report)
-        report.admittance.due = False
-        self.requeue(report)
-
-    def may_report(self, report: LiveRun) -> bool:
-        """Return whether the principal of the child may still write in the session where its ending is announced."""
-        return report.session.owner is not None and self._may_send(report)
-
-    def offer(self, report: LiveRun) -> None:
-        """Offer a report, whose ending is public now, to the run in the seat.
-
-        If that run may not or does not take the report, the report waits for a turn of its own.
-
-        As with any steer, the child's principal must have the right to stop that run: the report of a child that a
-        writer began does not get into the owner's turn.
-        """
-        seated = report.session.seat
-        report.admittance.due = True
-        taken = seated is not None and seated.arrival.agent == report.arrival.agent and self._may_stop(report, seated)
-        report.admittance.steers = seated if taken else None
-        seat_next(self._registry, report.session)
-
-    # Steering
-
-    def steered(self, run: LiveRun) -> list[LiveRun]:
-        """Return the messages offered to a run by steering; none while the run waits for a person's answer.
-
-        A message that the run's agent does not take with `check()` stays in the queue.
-        """
-        if run.limits.asking or not run.session.queue:
-            return []
-        return [
-            other for other in run.session.queue if other.admittance.steers is run and other.admittance.acked.is_set()
-        ]
-
-    def absorb(self, run: LiveRun, taken: Sequence[LiveRun]) -> None:
-        """Make messages part of a current run, in the step that hands them to its agent."""
-        outlet = Outlet(run, self._feed)
-        for message in taken:
-            if message.arrival.kind is RunKind.CHAT:
-                run.session.count_turn(message.arrival.kind)
-            self._registry.absorb(message, run)
-            # The text that the run said before the message stands before it in the transcript.
-            outlet.close_block(Effect.BLOCK)
-            outlet.introduce_part(message)
-        if taken:
-            # The store is not waited for (rule 7). If this write is not committed when the run's next tool call is
-            # stored, the aliases go into the store with that call (`Gate._written`).
-            ticket = self._endings.insist(Decision(aliases=tuple((message.id, run.id) for message in taken)))
-            for message in taken:
-                message.ties.alias_ticket = ticket
-
-    # Collecting
-
-    def _collector(self, run: LiveRun, waiting: list[LiveRun]) -> LiveRun | None:
-        """Return the waiting message to which this one may be added, or None.
-
-        The search goes back from the end of the queue to the author's own latest message: the new message must not get
-        ahead of that one.
-        """
-        for other in reversed(waiting):
-            if self._joins(run, other):
-                return other
-            if other.principal == run.principal:
-                return None
-        return None
-
-    def _joins(self, run: LiveRun, other: LiveRun) -> bool:
-        """Return whether a message may become part of a waiting turn (rule 4)."""
-        collection = other.ties.collection
-        if collection is None or collection.merging is not None or 1 + len(collection.parts) >= COLLECTED:
-            return False
-        # A turn has one agent and, in addition to its messages, one text of instructions.
-        if (run.arrival.agent, run.arrival.instructions) != (other.arrival.agent, other.arrival.instructions):
-            return False
-        return self._may_stop(run, other) and self._may_stop(other, run)
-
-    def _merge(self, run: LiveRun, into: LiveRun) -> Ticket:
-        """Begin to add a message to a waiting one; once committed, the message is part of that turn."""
-        collection = into.ties.collection
-        assert collection is not None
-        collection.merging, collection.quiet_over, run.ties.joining = run, False, into
-        row = msgspec.structs.replace(run.row(), alias=into.id)
-        key = run.key_row()
-        keys = () if key is None else (msgspec.structs.replace(key, run_id=into.id),)
-        return self._store.decide(Decision(admissions=(row,), keys=keys))
-
-    def _merged(self, run: LiveRun, into: LiveRun, *, inside: bool) -> None:
-        """Finish adding a message: the store has it (`inside`), or never will. The turn waits for a new quiet time."""
-        collection = into.ties.collection
-        assert collection is not None
-        collection.merging = run.ties.joining = None
-        if inside and not run.fallen:
-            self._registry.absorb(run, into)
-            collection.parts.append(run)
-            run.admittance.sent = Sent(
-                run_id=into.id, session=into.session.id, owner=into.session.owner, state=State.QUEUED
-            )
-            run.admittance.acked.set()
-            if into.message_published:
-                Outlet(into, self._feed).introduce_part(run)
-        self._wait_for_quiet(into)
-
-    def _wait_for_quiet(self, run: LiveRun) -> None:
-        collection = run.ties.collection
-        if collection is None or run.state is not State.QUEUED or self._registry.closing:
-            return
-        if collection.timer is not None:
-            collection.timer.cancel()
-        at = min(self._clock.now() + self._settings.collect_seconds, collection.until)
-        collection.timer = self._loop.call_at(at, self._quiet_elapsed, run)
-        run.limits.timers = [*(run.limits.timers or ()), collection.timer]
-
-    def _quiet_elapsed(self, run: LiveRun) -> None:
-        if run.state is State.QUEUED and run.ties.collection is not None and run.ties.collection.merging is None:
-            run.ties.collection.quiet_over = True
-            seat_next(self._registry, run.session)
+        run.admittance.accept(self._sent(run))
 
     def _wait_for_seat(self, run: LiveRun) -> None:
         run.move(Move.QUEUE)
@@ -555,7 +330,7 @@ class Inbox(Inner):
         # stop ended meanwhile is acknowledged with that ending, whatever the store says.
         inside = await commit_or_withdraw(self._store, ticket, self._settings.commit_seconds)
         if into is not None:
-            self._merged(run, into, inside=inside)
+            self._collecting.merged(run, into, inside=inside)
             if run.ties.alias is not None:
                 return False
         if not inside and not run.fallen:
@@ -564,7 +339,7 @@ class Inbox(Inner):
         run.session.stored |= inside
         await self._nothing_left_to_tell(run)
         self._tell_sender(run)
-        # The old run's terminal event is published before the new run's message (rule 6).
+        # The old run's terminal event is published before the new run's message (rule 5).
         await endings_told(run.session)
         if run.fallen or run.ties.alias is not None:
             return False
@@ -612,7 +387,7 @@ class Inbox(Inner):
 
         The run that it took over stays superseded, by a message that was not kept (`Endings.forsake`; race 134).
         """
-        if isinstance(run.admittance.took, Fall):
+        if run.admittance.took is not None:
             self._endings.forsake(run.admittance.took)
         run.move(Move.WITHDRAW)
         self._registry.unseat(run)
@@ -621,8 +396,7 @@ class Inbox(Inner):
         # withdrawn would leave the session without an owner, and the next sender would own it and read its text.
         if run.admittance.founds:
             run.session.owner = None
-        for timer in run.limits.timers or ():
-            timer.cancel()
+        run.limits.disarm()
         seat_next(self._registry, run.session)
         problem = Unavailable("the store did not take the message in time; nothing was kept, send it again")
         self.turn_away(run, ticket.failure if isinstance(ticket.failure, Unsure) else problem)
@@ -636,7 +410,7 @@ class Inbox(Inner):
             run.admittance.problem = problem if isinstance(problem, KeyConflict) else None
             self._tell_sender(run)
             return
-        if run.state is not State.WITHDRAWN:
+        if not run.state.withdrawn:
             run.move(Move.WITHDRAW)
         run.admittance.problem = problem
         run.admittance.acked.set()
@@ -646,7 +420,7 @@ class Inbox(Inner):
 
 
 async def endings_told(session: Session) -> None:
-    """Wait until the earlier endings of a session are public; rule 6 says how long that takes at most."""
+    """Wait until the earlier endings of a session are public; rule 5 says how long that takes at most."""
     for fall in tuple(session.falls or ()):
         await fall.ended.wait()
 

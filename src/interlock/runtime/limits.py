@@ -1,10 +1,14 @@
-"""The limits of a run, and what the run does while they count."""
+"""The limits of a run, and what the run does while they count.
+
+`deadlines` arms the limits and moves them; everybody else calls the methods here.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from interlock.core.names import KnownPhase
 from interlock.core.outcome import Limit
@@ -22,10 +26,10 @@ class Limits:
         self.touched = 0.0
         # The agent has called a verb.
         self.heard = False
-        # How many questions, and how many children or holds, the run waits for now. The idle limit rests meanwhile:
-        # the silence is not the run's own.
-        self.asking = 0
+        # How many others the run waits for now, and how many of them are people. The idle limit rests meanwhile: the
+        # silence is not the run's own.
         self.resting = 0
+        self.asking = 0
         # The phases and tools that the run is in, and the questions, holds and children it waits for, innermost last.
         self.within: dict[object, str] | None = None
         # An agent in a host: reads what the host has sent and control has not read yet.
@@ -41,8 +45,54 @@ class Limits:
         """
         if limit.phase != KnownPhase.IDLE:
             return limit
-        rests = self.asking or self.resting
-        return Limit(math.inf if rests else self.touched + limit.seconds, limit.seconds, KnownPhase.IDLE)
+        return Limit(math.inf if self.resting else self.touched + limit.seconds, limit.seconds, KnownPhase.IDLE)
+
+    def touch(self, now: float) -> None:
+        """Note a sign of life; the idle limit counts from here."""
+        self.touched = now
+
+    def hear(self, now: float) -> None:
+        """Note a sign of life that the agent itself gave."""
+        self.touched = now
+        self.heard = True
+
+    @contextmanager
+    def rest(
+        self, now: Callable[[], float], what: object = None, phase: str | None = None, *, asks: bool = False
+    ) -> Iterator[None]:
+        """Let the idle limit rest inside the block, in which the run waits for a person, a child, a hold or others.
+
+        `phase` is what a timeout would name meanwhile, and `asks` says that the run waits for a person.
+        """
+        self.resting += 1
+        self.asking += asks
+        if phase is not None:
+            self.enter(what, phase)
+        try:
+            yield
+        finally:
+            self.resting -= 1
+            self.asking -= asks
+            self.leave(what)
+            self.touched = now()
+
+    def of_host(self, hear_out: Callable[[], None] | None) -> None:
+        """Let a timer first read what the agent's host has sent; None: the host is gone."""
+        self.hear_out = hear_out
+
+    def note_return(self, at: float) -> None:
+        """Note when the agent in a host returned: the run is settled as of then, however late control reads of it."""
+        self.returned = at
+
+    def add_timer(self, timer: asyncio.TimerHandle) -> None:
+        """Add a timer that is of no use once the run has ended."""
+        self.timers = [*(self.timers or ()), timer]
+
+    def disarm(self) -> None:
+        """Cancel the timers; the limits stand all the same, as `settle` decides by the clock."""
+        for timer in self.timers or ():
+            timer.cancel()
+        self.timers = None
 
     def enter(self, what: object, phase: str) -> None:
         """Enter a phase, inside the one the run is in."""

@@ -25,7 +25,7 @@ from interlock.runtime.work import Work
 
 if TYPE_CHECKING:
     from interlock.runtime.fall import Fall
-    from interlock.runtime.registry import Session
+    from interlock.runtime.session import Session
 
 # The id of a run's own session begins with this. `send` refuses such ids, so only that run is in the session.
 RUN_SESSION = "run:"
@@ -134,7 +134,7 @@ class LiveRun:
         That is a phase the agent named, a tool that began, or a question, hold or child the run waits for. `settle`
         writes it into the outcome. The published protocol has a closed set of phases, so `projection` maps it there.
         """
-        if self.state in (State.ARRIVING, State.QUEUED):
+        if self.state.waits:
             return KnownPhase.QUEUE
         if self.limits.within:
             return next(reversed(self.limits.within.values()))

@@ -15,7 +15,6 @@ from interlock.core.authority import Action
 from interlock.core.decision import RunRow
 from interlock.core.errors import Unknown, UnknownSession
 from interlock.core.events import Entry
-from interlock.core.lifecycle import State
 from interlock.core.names import REPORTS, Ending, Principal, ReceiptId, RunId, RunKind, SessionId
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
@@ -213,7 +212,7 @@ async def _over(run: LiveRun, drained: bool) -> None:
 
 
 def _told(run: LiveRun) -> Outcome:
-    if run.state in (State.WITHDRAWN, State.ALIASED):
+    if run.state.withdrawn or run.state.aliased:
         return not_ended(run.id, Ending.UNKNOWN)
     if not run.end_published:
         return not_ended(run.id, Ending.PENDING)

@@ -41,7 +41,7 @@ class Owning(Inner):
         session_id, chosen = await self._mine(asked.session, by), strategy_of(asked.strategy)
         with self._registry.pinned(session_id) as live:
             if not live.loaded:
-                self._inbox.load(live, await read(self._store.load(session_id, principal=LOCAL, key=None)))
+                self._registry.load(live, await read(self._store.load(session_id, principal=LOCAL, key=None)))
             if not live.stored:
                 raise UnknownSession(session_id, by)
             before, live.strategy = live.strategy, chosen

@@ -72,8 +72,9 @@ class InlineDriver:
     async def drive(self, run: LiveRun, verbs: Verbs, message: Message) -> str | None:
         """Run the agent on a leash, from its first step to its last."""
         assert isinstance(verbs, InlinePort)
-        run.work.bodies, run.work.notice = [], Notice(told_by=threading.get_ident())
-        with heard(run.work.notice):
+        notice = Notice(told_by=threading.get_ident())
+        run.work.run_bodies([], notice)
+        with heard(notice):
             return await self._drive(run, verbs, message)
 
     async def _drive(self, run: LiveRun, verbs: InlinePort, message: Message) -> str | None:
@@ -86,7 +87,7 @@ class InlineDriver:
             raise BadInput("the agent is not async; declare it with `async def agent(run, message)`")
         leash = Leash(body, name=f"agent of {run.id}")
         strangers = Strangers(run.id, run.work.bodies, self._threads)
-        run.work.bodies += [leash, strangers]
+        run.work.bodies.extend((leash, strangers))
         try:
             text: str | None = await leash
         finally:

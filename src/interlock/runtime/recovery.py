@@ -60,8 +60,8 @@ from interlock.runtime.inbox import Inbox
 from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.live import RUN_SESSION, LiveRun
 from interlock.runtime.outlet import Outlet, tell_again
-from interlock.runtime.registry import Session
 from interlock.runtime.reporting import Reporting
+from interlock.runtime.session import Session
 from interlock.runtime.settings import CRASHES, RECOVERED
 from interlock.runtime.stage import Stage
 from interlock.runtime.ties import Child, Collection
@@ -352,14 +352,14 @@ class Recovery(Inner):
         with self._registry.pinned(row.home) as home:
             await self._load(home)
             report = self._reporting.report_of(row, home, outcome, to=await self._agent_above(row))
-            if not self._inbox.may_report(report):
+            if not self._reporting.may_report(report):
                 return ()
             self._put_aside(report)
         return (report,)
 
     async def _load(self, session: Session) -> None:
         if not session.loaded:
-            self._inbox.load(session, await read(self._store.load(session.id, principal=LOCAL, key=None)))
+            self._registry.load(session, await read(self._store.load(session.id, principal=LOCAL, key=None)))
 
     async def _put_back(self, row: RunRow, into: LiveRun, *, told: bool) -> None:
         """Add a message again to the waiting turn into which it was collected."""

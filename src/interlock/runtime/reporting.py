@@ -25,12 +25,12 @@ from interlock.core.takeover import report_kind
 from interlock.core.values import MESSAGE_BYTES, Order
 from interlock.runtime.arrival import Arrival
 from interlock.runtime.ending import Endings
-from interlock.runtime.fall import Fall
+from interlock.runtime.fall import Fall, seat_next
 from interlock.runtime.inbox import Inbox
 from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.live import RUN_SESSION, LiveRun
 from interlock.runtime.outlet import Outlet
-from interlock.runtime.registry import Session
+from interlock.runtime.session import Session
 from interlock.runtime.ties import Child
 
 
@@ -62,13 +62,13 @@ class Reporting(Inner):
             report = self.report_of(
                 child.row(), child.ties.home, child.outcome, to=child.ties.announce_to, order=child.arrival.order
             )
-            if not self._inbox.may_report(report):
+            if not self.may_report(report):
                 continue
             fall.reports.append(report)
             # The report waits in the store for the next start.
             if self._registry.closing:
                 continue
-            self._inbox.take_report(report)
+            self._queue(report)
             self._crew.start(self._bring(report, child, fall), name=f"report {child.id}")
 
     def report_of(
@@ -94,15 +94,29 @@ class Reporting(Inner):
                 agent=to,
             ),
         )
-        report.ties.announces = Child(run_id=child.id, outcome=outcome, text=outcome.text)
+        report.ties.announce(Child(run_id=child.id, outcome=outcome, text=outcome.text))
         return report
+
+    def may_report(self, report: LiveRun) -> bool:
+        """Return whether the principal of the child may still write in the session where its ending is announced."""
+        return report.session.owner is not None and self._inbox.senders.may_send(report)
+
+    def _queue(self, report: LiveRun) -> None:
+        """Queue the report of a child's ending in its home. The Decision with that ending stores the report too.
+
+        The report may not take the seat before the ending is public. Otherwise the agent would learn of the ending
+        before watchers do.
+        """
+        self._registry.register(report)
+        report.admittance.wait_for_ending()
+        self._inbox.requeue(report)
 
     async def _bring(self, report: LiveRun, child: LiveRun, fall: Fall) -> None:
         await fall.ended.wait()
         await fall.stored.wait()
         # Read the outcome again: the store may have had another ending.
         told = fall.told(child)
-        report.ties.announces = Child(run_id=child.id, outcome=told, text=told.text)
+        report.ties.announce(Child(run_id=child.id, outcome=told, text=told.text))
         await self._deliver(report)
 
     def resume(self, report: LiveRun) -> None:
@@ -113,7 +127,7 @@ class Reporting(Inner):
         if report.arrival.kind is RunKind.ANNOUNCE:
             kind = report_kind(Announce.TURN, in_a_row=in_a_row(report.session), stopped=False)
             report.arrival = msgspec.structs.replace(report.arrival, kind=kind)
-        self._inbox.take_report(report)
+        self._queue(report)
         self._crew.start(self._deliver(report), name=f"report {report.arrival.key}")
 
     async def _deliver(self, report: LiveRun) -> None:
@@ -123,8 +137,22 @@ class Reporting(Inner):
         if report.arrival.kind is RunKind.NOTE:
             self._endings.end(report, Cause(ending=Ending.COMPLETED))
             return
-        self._inbox.offer(report)
+        self._offer(report)
         await self._stage.carry(report, admitted=True)
+
+    def _offer(self, report: LiveRun) -> None:
+        """Offer a report, whose ending is public now, to the run in the seat.
+
+        If that run may not or does not take the report, the report waits for a turn of its own.
+
+        As with any steer, the child's principal must have the right to stop that run: the report of a child that a
+        writer began does not get into the owner's turn.
+        """
+        seated = report.session.seat
+        same_agent = seated is not None and seated.arrival.agent == report.arrival.agent
+        may_steer = seated is not None and self._inbox.senders.may_stop(report, seated)
+        report.admittance.offer_to(seated if same_agent and may_steer else None)
+        seat_next(self._registry, report.session)
 
 
 def in_a_row(session: Session) -> int:

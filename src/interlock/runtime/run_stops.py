@@ -24,7 +24,6 @@ from interlock.client.door import Answering
 from interlock.core.authority import Action
 from interlock.core.decision import Decision, Tombstone
 from interlock.core.errors import Unavailable
-from interlock.core.lifecycle import State
 from interlock.core.names import REPORTS, Ending, Principal, RunId, SessionId
 from interlock.core.outcome import Cause
 from interlock.core.receipt import Receipt, nothing
@@ -33,7 +32,8 @@ from interlock.runtime.fall import Fall
 from interlock.runtime.inbox import Inbox
 from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.live import LiveRun
-from interlock.runtime.registry import Session, StopCall
+from interlock.runtime.registry import StopCall
+from interlock.runtime.session import Session
 from interlock.runtime.spawning import Running
 from interlock.stores.base import Ticket
 
@@ -118,10 +118,10 @@ class RunStops(Inner):
 
     async def _load(self, session: Session, by: Principal, until: float) -> None:
         # Arrivals wait for this read. Otherwise the inbox would decide on them first, and dispatch them.
-        with self._inbox.held_up(session):
+        with session.held_up():
             known = await self.soon(self._store.load(session.id, principal=by, key=None), until)
             if known is not None:
-                self._inbox.load(session, known)
+                self._registry.load(session, known)
 
     def _note(
         self, call: StopCall, now: float, *, ended: LiveRun | None = None, already: Ending | None = None
@@ -157,7 +157,7 @@ class RunStops(Inner):
         return shown or nothing(session=run.session.id, by=by, now=self._clock.wall(), already=already)
 
     def _may(self, by: Principal, run: LiveRun) -> bool:
-        return self._inbox.may_come(run) and self._authority.may(
+        return self._inbox.senders.may_come(run) and self._authority.may(
             Action.STOP, by, whose=run.session.whose, principal=run.principal
         )
 
@@ -194,7 +194,7 @@ class RunStops(Inner):
                 await self._load(session, call.by, self.until())
                 return await stop()()
 
-        if run is None or not self._inbox.unsure(run):
+        if run is None or not self._inbox.senders.unsure(run):
             return stop()
         return self._own(call, partial(loaded, run.session), always=True)
 
@@ -211,7 +211,7 @@ class RunStops(Inner):
 
     def _live(self, run: LiveRun, call: StopCall) -> Receiving:
         by = call.by
-        if run.state not in (State.WITHDRAWN, State.ALIASED):
+        if not (run.state.withdrawn or run.state.aliased):
             steering = [
                 other for other in run.session.queue or () if other.admittance.steers is run and self._may(by, other)
             ]

@@ -16,7 +16,7 @@ from interlock.core.names import LOCAL, May, Principal, SessionId
 from interlock.runtime.ending import Endings
 from interlock.runtime.inbox import Inbox
 from interlock.runtime.inside import Inner, Inside
-from interlock.runtime.registry import Session
+from interlock.runtime.session import Session
 from interlock.runtime.settings import SHARES
 from interlock.stores.base import StoreFailed, commit_or_withdraw, read
 
@@ -35,7 +35,7 @@ class Sharing(Inner):
         """Set what a principal may do in a session; None takes the share away."""
         with self._registry.pinned(session_id) as session:
             if not session.loaded:
-                self._inbox.load(session, await read(self._store.load(session_id, principal=by, key=None)))
+                self._registry.load(session, await read(self._store.load(session_id, principal=by, key=None)))
             if session.confirmed_owner is None or not self._authority.may(Action.SHARE, by, whose=session.whose):
                 raise UnknownSession(session_id, by)
             if who in (session.owner, LOCAL):

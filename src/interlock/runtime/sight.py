@@ -12,7 +12,6 @@ from interlock.core.answers import SessionInfo
 from interlock.core.authority import NOBODYS, Action, Authority, Whose
 from interlock.core.decision import QuestionRow, RunRow
 from interlock.core.errors import Unknown, UnknownSession
-from interlock.core.lifecycle import State
 from interlock.core.names import Drain, Ending, Principal, ReceiptId, RunId, SessionId
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt, shown
@@ -65,7 +64,7 @@ class Sight:
         if live is not None and self.may_see(by, live):
             # Until the ack nothing of a run is public, and it may still be withdrawn.
             await live.admittance.acked.wait()
-            return None if live.state is State.WITHDRAWN else (live.session.id, live.absorber_or_self.id)
+            return None if live.state.withdrawn else (live.session.id, live.absorber_or_self.id)
         row = await read(self.row(run_id, by)) if live is None else None
         if row is None:
             raise Unknown(f"no run {run_id!r} that {by} may see; `runs` lists them")

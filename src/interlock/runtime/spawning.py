@@ -33,7 +33,7 @@ from interlock.runtime.flag import Flag, Happening
 from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.live import LiveRun
 from interlock.runtime.outlet import Outlet
-from interlock.runtime.registry import Session
+from interlock.runtime.session import Session
 from interlock.runtime.settings import COMMAND_CHARACTERS, PROCESSES
 from interlock.runtime.work import ProcessTable, Work
 
@@ -330,14 +330,9 @@ class Spawning(Inner):
             ]
         if not kept.behind:
             return ()
-        run.limits.resting += 1
-        try:
-            with anyio.move_on_after(self._settings.drain_seconds):
-                for containment in kept.behind:
-                    await containment.done.wait()
-        finally:
-            run.limits.resting -= 1
-            run.limits.touched = self._clock.now()
+        with run.limits.rest(self._clock.now), anyio.move_on_after(self._settings.drain_seconds):
+            for containment in kept.behind:
+                await containment.done.wait()
         left = [containment for containment in kept.behind if not containment.done.is_set()]
         kept.behind = []
         return tuple(name for containment in left for name in containment.stuck or (containment.name,))

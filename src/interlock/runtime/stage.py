@@ -19,7 +19,7 @@ import anyio
 from interlock.core.decision import Decision
 from interlock.core.errors import BadInput, Unavailable
 from interlock.core.events import Started
-from interlock.core.lifecycle import Move, State
+from interlock.core.lifecycle import Move
 from interlock.core.names import Effect, Ending, ErrorKind, RunKind
 from interlock.core.outcome import Cause, cause_of
 from interlock.runtime.approvals import Approvals, Policy
@@ -72,7 +72,7 @@ class Stage(Inner):
 
         A message under a used key is answered by the first run with that key and gets no task.
         """
-        run.limits.touched = self._clock.now()
+        run.limits.touch(self._clock.now())
         try:
             answering = self._inbox.enter(run)
         finally:
@@ -83,7 +83,7 @@ class Stage(Inner):
 
     def resume(self, run: LiveRun) -> None:
         """Start the task of a message that an earlier start admitted; the task waits for the seat."""
-        run.limits.touched = self._clock.now()
+        run.limits.touch(self._clock.now())
         self._inbox.requeue(run)
         self._crew.start(self.carry(run, admitted=True), name=f"run {run.id}")
 
@@ -105,7 +105,7 @@ class Stage(Inner):
 
     async def _carry(self, run: LiveRun) -> None:
         await run.seated_or_over.wait()
-        if run.state is not State.SEATED:
+        if not run.state.at_work:
             return
         self._deadlines.dispatched(run)
         await endings_told(run.session)

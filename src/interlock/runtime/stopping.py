@@ -18,14 +18,15 @@ from interlock.core.answers import Remaining
 from interlock.core.authority import Action, Whose
 from interlock.core.decision import Decision, StopMark
 from interlock.core.errors import Unavailable, UnknownSession
-from interlock.core.lifecycle import Move, State, may
+from interlock.core.lifecycle import Move, may
 from interlock.core.names import Ending, Principal, SessionId
 from interlock.core.receipt import Receipt, nothing
 from interlock.core.values import Order
 from interlock.runtime.fall import Fall
 from interlock.runtime.live import LiveRun
-from interlock.runtime.registry import Session, StopCall
+from interlock.runtime.registry import StopCall
 from interlock.runtime.run_stops import Receiving, RunStops, is_stopped
+from interlock.runtime.session import Session
 from interlock.runtime.spawning import Running, command_of
 from interlock.stores.base import Ticket
 
@@ -57,7 +58,7 @@ class Stopping(RunStops):
         if session is None or self._registry.closed:
             return self._own(call, partial(self._absent, session_id, call))
         arriving = frozenset[LiveRun]() if session.loaded else frozenset(session.arrivals or ())
-        unsure = any(self._inbox.unsure(run) for run in arriving)
+        unsure = any(self._inbox.senders.unsure(run) for run in arriving)
         if unsure or not all(self._may(call.by, run) for run in arriving):
             return self._loaded(session_id, call, lambda here: self._stop_here(here, call, order, queue, arriving))
         # The pin forgets the session again if the stop leaves nothing of it but a raised generation.
@@ -68,7 +69,7 @@ class Stopping(RunStops):
         """Read whose session it is, then decide. From this step until then no arrival of the session is decided on."""
         held = contextlib.ExitStack()
         session = held.enter_context(self._registry.pinned(session_id))
-        held.enter_context(self._inbox.held_up(session))
+        held.enter_context(session.held_up())
         until = self.until()
 
         async def load_and_decide() -> Receipt:
@@ -112,16 +113,13 @@ class Stopping(RunStops):
         if not session.loaded:
             raise Unavailable("the store did not answer in time, and nothing was reset; try again")
         by, now = call.by, self._clock.wall()
-        everyone = [run for run in _everyone(session) if self._inbox.may_come(run) and _was_there(run, arrived)]
-        if session.confirmed_owner is None:
-            # Nobody owns the session until its first message is stored: the caller may end its own messages.
-            everyone = [run for run in everyone if self._may(by, run)]
-            may_reset = bool(everyone) and session.owner in (None, by)
-        else:
-            may_reset = self._authority.may(Action.RESET, by, whose=session.whose)
-        if not may_reset:
+        if session.confirmed_owner is None or not self._authority.may(Action.RESET, by, whose=session.whose):
+            if session.confirmed_owner is None:
+                # Nobody owns the session until its first message is stored. That message must not run on behind this.
+                self._stop_here(session, StopCall(by), None, True, arrived)
             return partial(self._unknown, session.id, by, self._note(call, now, already=Ending.UNKNOWN))
         processes = list(session.processes.running) if session.processes is not None else []
+        everyone = [run for run in _everyone(session) if self._inbox.senders.may_come(run) and _was_there(run, arrived)]
         fall = self._end_all(session, everyone, call, processes=processes, resets=True)
         told: Receiving | None = None
         untold: Fall | None = None
@@ -141,10 +139,9 @@ class Stopping(RunStops):
                 if untold is not None:
                     await untold.ended.wait()
                 receipt = nothing(session=session.id, by=by, now=now) if told is None else await told()
+                decision = Decision(sessions=(self._registry.session_row(session),))
                 # This write only tells whether the new beginning is stored; `begin_anew` tries again until it is.
-                # A session without a row has none to renew: the row that its next message founds has the beginning.
-                rows = (self._registry.session_row(session),) if session.stored else ()
-                durable = await self.soon(self._store.decide(Decision(sessions=rows)), self.until()) is not None
+                durable = await self.soon(self._store.decide(decision), self.until()) is not None
             finally:
                 pin.__exit__(None, None, None)
             return msgspec.structs.replace(receipt, durable=receipt.durable and durable)
@@ -232,8 +229,8 @@ class Stopping(RunStops):
         runs = [] if session is None else [run for run in _everyone(session) if self._may(by, run)]
         processes = [] if session is None else [each for each in self.detached(session, by) if not each.ending]
         return Remaining(
-            running=[run.id for run in runs if not run.ties.detached and run.state in (State.SEATED, State.STARTED)],
-            queued=sum(run.state in (State.ARRIVING, State.QUEUED) for run in runs),
+            running=[run.id for run in runs if not run.ties.detached and run.state.at_work],
+            queued=sum(run.state.waits for run in runs),
             detached=[*(run.id for run in runs if run.ties.detached), *(command_of(each.order) for each in processes)],
         )
 
@@ -249,7 +246,7 @@ def _written_after(run: LiveRun, order: Order | None) -> bool:
 
 def _at_work(run: LiveRun) -> bool:
     """Return whether a run has the seat or is on its way to it: it neither waits nor is detached."""
-    return not run.ties.detached and run.state in (State.ARRIVING, State.SEATED, State.STARTED)
+    return not run.ties.detached and not run.state.queued
 
 
 def _was_there(run: LiveRun, arrived: Collection[LiveRun] | None) -> bool:

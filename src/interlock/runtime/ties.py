@@ -1,4 +1,7 @@
-"""What a run is tied to: the run above it, the runs below it, its home, and the messages that are one turn with it."""
+"""What a run is tied to: the run above it, the runs below it, its home, and the messages that are one turn with it.
+
+The registry writes the ties of a tree; everybody else calls the methods here.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from interlock.core.outcome import Outcome
 if TYPE_CHECKING:
     from interlock.runtime.fall import Fall
     from interlock.runtime.live import LiveRun
-    from interlock.runtime.registry import Session
+    from interlock.runtime.session import Session
     from interlock.stores.base import Ticket
 
 
@@ -73,8 +76,11 @@ class Ties:
         self.child_falls: list[Fall] | None = None
         # A child: its ending was published to the parent's watchers.
         self.announced = False
-        # A detached child: the agent that its ending is announced to (None: the one control serves).
+        # A child: the agent that its ending is announced to if it is detached (None: the one control serves).
         self.announce_to: str | None = None
+        if parent is not None:
+            above = parent.ties
+            self.announce_to = parent.arrival.agent if above.parent is None else above.announce_to
         # An announcement: the child that it announces.
         self.announces: Child | None = None
         # Collecting: the messages added to this one, or the message that this one is being added to.
@@ -85,6 +91,44 @@ class Ties:
         self.alias_ticket: Ticket | None = None
         # Messages that this run absorbed.
         self.absorbed: list[LiveRun] | None = None
+
+    def child_fell(self, fall: Fall) -> None:
+        """Let this run's ending follow a child's; falls of children that are drained are let go."""
+        draining = [other for other in self.child_falls or () if not other.drained.is_set()]
+        self.child_falls = draining if fall in draining else [*draining, fall]
+
+    def told_parent(self) -> None:
+        """Note that this child's ending was published to the parent's watchers."""
+        self.announced = True
+
+    def announce(self, child: Child) -> None:
+        """Set the child that this run announces, or its ending as it is known now."""
+        self.announces = child
+
+    # Messages that are one turn
+
+    def collect(self, *, until: float) -> None:
+        """Let this message collect others."""
+        self.collection = Collection(until)
+
+    def join(self, run: LiveRun, into: LiveRun) -> None:
+        """Begin to add this message, that of `run`, to another; the turn does not begin meanwhile."""
+        assert into.ties.collection is not None
+        into.ties.collection.merging, into.ties.collection.quiet_over = run, False
+        self.joining = into
+
+    def joined(self, run: LiveRun | None) -> None:
+        """Finish adding this message: it is that of `run`, or not added after all (None)."""
+        assert self.joining is not None
+        collection, self.joining = self.joining.ties.collection, None
+        assert collection is not None
+        collection.merging = None
+        if run is not None:
+            collection.parts.append(run)
+
+    def alias_written(self, ticket: Ticket) -> None:
+        """Set the ticket of the write that says which run absorbed this message."""
+        self.alias_ticket = ticket
 
     @property
     def collected(self) -> Sequence[LiveRun]:

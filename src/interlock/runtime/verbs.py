@@ -73,16 +73,14 @@ class Verbs:
 
     def touch(self) -> None:
         """Note a sign of life; the idle limit counts from here."""
-        self.run.limits.touched = self._loop.time()
-        self.run.limits.heard = True
+        self.run.limits.hear(self._loop.time())
 
     def spend_refusal(self) -> bool:
         """Count a refused effect of a fallen run; return True when it has used up its budget (REFUSALS).
 
         Its body is then not resumed any more, even within its grace: a loop that swallows Stale would spin until then.
         """
-        self.run.work.refusal_budget -= 1
-        return self.run.work.refusal_budget < 0
+        return self.run.work.spend_refusal()
 
     def check(self, effect: Effect) -> None:
         self.run.fence.check(effect)
@@ -134,13 +132,14 @@ class Verbs:
                 instructions=other.arrival.instructions,
                 child=other.ties.announces,
             )
-            for other in self._inbox.steered(run)
+            for other in self._inbox.steering.steered(run)
         ]
 
     def take_in(self, taken: Collection[RunId]) -> None:
         """Absorb messages that the agent was handed, as far as they are still steered to this run."""
         self.run.fence.check(Effect.PHASE)
-        self._inbox.absorb(self.run, [other for other in self._inbox.steered(self.run) if other.id in taken])
+        steering = self._inbox.steering
+        steering.absorb(self.run, [other for other in steering.steered(self.run) if other.id in taken])
 
     async def ask(self, text: str, choices: tuple[str, ...] | None, seconds: float | None) -> bool | str:
         self.outlet.close_block(Effect.QUESTION)
@@ -156,7 +155,8 @@ class Verbs:
         place = self._holds.enter(self.run, name)
         try:
             if place.granted is None:
-                await self._rest(place)
+                with self.run.limits.rest(self._loop.time, place, KnownPhase.HOLD):
+                    await place.woken.wait()
             # Fence and take in one step: a run that fell after the grant must not keep the hold.
             self.run.fence.check(Effect.HOLD)
             return self._holds.take(place)
@@ -164,17 +164,6 @@ class Verbs:
         except BaseException:
             self._holds.leave(place)
             raise
-
-    async def _rest(self, place: Place) -> None:
-        """Wait for a hold; the idle limit rests meanwhile."""
-        self.run.limits.resting += 1
-        self.run.limits.enter(place, KnownPhase.HOLD)
-        try:
-            await place.woken.wait()
-        finally:
-            self.run.limits.resting -= 1
-            self.run.limits.leave(place)
-            self.run.limits.touched = self._loop.time()
 
     def release(self, name: str) -> None:
         """Free a hold. After the fall this does nothing: the hold stays until the run is drained."""

@@ -154,8 +154,7 @@ class Wakes(Inner):
             self._stage.begin(run)
         except InterlockError as refusal:
             log.warning("wake %s of session %s was skipped: %s", row.id, row.session, refusal)
-            run.admittance.problem = refusal
-            run.admittance.acked.set()
+            run.admittance.refuse(refusal)
 
 
 def next_time(row: WakeRow, after: float) -> float | None:

@@ -1,25 +1,31 @@
-"""The work of a run: its tool calls, questions, holds, bodies and processes, all of which end when it falls.
+"""The work of a run: its tool calls, questions, holds, bodies and processes.
 
-Most lists are None until they are needed: a server holds many runs that never ask, spawn or delegate.
+1. `Work.close` closes all of it in one step, when the run falls. A thing of a run that is not recorded here would
+   outlive the run.
+2. Most lists are None until they are needed: a server holds many runs that never ask, spawn or delegate.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from interlock.core.decision import QuestionRow
 from interlock.core.events import Json
-from interlock.core.names import BodyState, CallId, Principal, QuestionId, QuestionState, ToolState
+from interlock.core.names import BodyState, CallId, Principal, QuestionId, QuestionState, RunId, ToolState
 from interlock.runtime.flag import Flag, Happening
+from interlock.runtime.settings import REFUSALS, TOOLS_LISTED
 
 if TYPE_CHECKING:
     from interlock.processes.base import Containment, Grade, Worker
     from interlock.processes.notice import Notice
-    from interlock.runtime.holds import Place
+    from interlock.runtime.holds import Holds, Place
     from interlock.runtime.live import LiveRun
     from interlock.runtime.spawning import Running
+
+log = logging.getLogger("interlock")
 
 
 class Body(Protocol):
@@ -140,6 +146,15 @@ class ProcessTable:
         # Containments of earlier runs; the first process of this run waits for them.
         self.behind: list[Containment] | None = None
 
+    def cut_unborn(self) -> None:
+        """Let detached processes that were only asked for fall with the run, and drop containments that are empty.
+
+        A detached process belongs to the session once it has a pid. Without a pid the process still belongs to the run
+        and is ended with it: otherwise it would begin after the stop was acknowledged.
+        """
+        unborn = [each.containment for each in self.running if each.order.detached and each.pid is None]
+        self.containments = [each for each in (*self.containments, *unborn) if not each.done.is_set()]
+
 
 class Work:
     """Everything of a run that goes on, and that its fall closes."""
@@ -165,6 +180,120 @@ class Work:
         # `interlock.stopping()` of code in this process; a host has its own.
         self.notice: Notice | None = None
         self.refusal_budget = 0
+
+    # Calls
+
+    def record(self, run_id: RunId, name: str, arguments: Json, *, asks: bool) -> ToolCall:
+        """Record a call that the agent is about to make."""
+        self.calls_made += 1
+        call = ToolCall(CallId(f"{run_id}.{self.calls_made}"), name, arguments, asks=asks)
+        if self.calls is None:
+            self.calls = {}
+        self.calls[call.id] = call
+        return call
+
+    def count_calls(self, made: int) -> None:
+        """Count the calls that a host has numbered, refused ones too."""
+        self.calls_made = made
+
+    def begin(self, call: ToolCall) -> None:
+        """Note that the body of a call begins."""
+        call.state = ToolState.RUNNING
+        if self.begun is None:
+            self.begun = {}
+        if len(self.begun) < TOOLS_LISTED:
+            self.begun[call.name] = None
+
+    def finish(self, call: ToolCall, state: ToolState) -> bool:
+        """Note how a call ended; False if it has a result already."""
+        if self.calls is None or self.calls.pop(call.id, None) is None:
+            return False
+        call.state = state
+        if self.finished is None:
+            self.finished = deque(maxlen=TOOLS_LISTED)
+        self.finished.append(call)
+        return True
+
+    def count_begun(self, below: Work) -> None:
+        """Count the tools that a child began as begun by its parent."""
+        if below.begun:
+            self.begun = {**(self.begun or {}), **below.begun}
+
+    # Questions, holds, bodies
+
+    def ask(self, question: Question) -> None:
+        """Add an open question."""
+        if self.questions is None:
+            self.questions = {}
+        self.questions[question.id] = question
+
+    def stand_in_line(self, place: Place) -> None:
+        """Add a place in the line for a hold."""
+        if self.holds is None:
+            self.holds = {}
+        self.holds[place.name] = place
+
+    def run_bodies(self, bodies: list[Body], notice: Notice | None = None) -> None:
+        """Set the list of code that is being executed, and the notice by which it hears of the fall."""
+        self.bodies, self.notice = bodies, notice
+
+    def forget_bodies(self) -> None:
+        """Let the bodies go: the run leaves memory, and no receipt names them any more."""
+        self.bodies = None
+
+    # The fall
+
+    def close(self, run_id: RunId, holds: Holds, *, started: bool) -> tuple[tuple[QuestionId, ...], int]:
+        """Close everything, in the step of the fall; return the questions that were open, and the holds that stay.
+
+        Open questions go void. Places in lines for holds are left; a taken hold stays until the run is drained. Every
+        open call is closed: as skipped if it was not permitted yet, else as interrupted. If the agent had started, its
+        bodies and processes are cut.
+        """
+        opened = [question for question in (self.questions or {}).values() if question.state is QuestionState.OPEN]
+        for question in opened:
+            question.close(QuestionState.VOID)
+        kept = holds.fall(self)
+        for call in (self.calls or {}).values():
+            call.state = ToolState.SKIPPED if call.state is ToolState.PENDING else ToolState.INTERRUPTED
+        if started:
+            self._cut(run_id)
+        return tuple(question.id for question in opened), kept
+
+    def _cut(self, run_id: RunId) -> None:
+        """Set the run's notice, end its processes, and throw one cancel into each body.
+
+        A body that swallows the cancel goes on, but the fence refuses its effects. Control no longer resumes the body
+        after its grace, or after REFUSALS refused verbs: otherwise a loop of `say` that swallows Stale would spin until
+        its grace is over.
+        """
+        self.refusal_budget = REFUSALS
+        if self.notice is not None:
+            self.notice.tell()
+            # The notice closes its file descriptors when its last reference is gone, which may be in a tool that still
+            # runs.
+            self.notice = None
+        if self.processes is not None:
+            self.processes.cut_unborn()
+        for body in (*self.containments, *(self.bodies or ())):
+            # A body may wait for something that raises when it is cancelled. Go on with the next: the fence does not
+            # depend on the cut.
+            try:
+                body.cut()
+            except Exception:
+                log.exception("a body of %s could not be cut", run_id)
+
+    def spend_refusal(self) -> bool:
+        """Count a refused effect of a fallen run; return True when it has used up its budget (REFUSALS)."""
+        self.refusal_budget -= 1
+        return self.refusal_budget < 0
+
+    # As receipts name it
+
+    @property
+    def containments(self) -> list[Containment]:
+        """The containments of the run's processes."""
+        return [] if self.processes is None else self.processes.containments
 
     @property
     def body_state(self) -> BodyState:

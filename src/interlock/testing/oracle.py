@@ -37,7 +37,6 @@ from interlock.core.events import (
     Started,
     Tool,
 )
-from interlock.core.lifecycle import State
 from interlock.core.names import (
     PASSING,
     Drain,
@@ -470,7 +469,7 @@ class Oracle:
         self._home.setdefault(sent.run_id, session)
         self.rights.stands(sent.run_id)
         # An ended run was stopped before its right was checked.
-        if sent.state is not State.ENDED and sent.run_id not in self._accepted:
+        if not sent.state.over and sent.run_id not in self._accepted:
             self._check_right(Deed.SEND, by, session, asked, f"P7: a message of {by} was taken in session {session}")
         self._accepted.setdefault(sent.run_id, session)
         if stillborn:

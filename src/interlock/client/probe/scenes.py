@@ -85,17 +85,11 @@ class Stage:
         self.wire, self.plan, self.session = wire, plan, session
         wire.forget()
 
-    async def send(self, text: str, **more: Any) -> Run:
-        """Send a message as a person does."""
+    async def send(self, text: str, method: str = "chat.send", **more: Any) -> Run:
+        """Send a message as a person does; with the method `agent`, as a program does."""
         key = secrets.token_hex(16)
         params = {"sessionKey": self.session, "message": text, "idempotencyKey": key} | more
-        return Run(await self.wire.ask("chat.send", **params), key)
-
-    async def start(self, text: str, **more: Any) -> Run:
-        """Start a run as a program does."""
-        key = secrets.token_hex(16)
-        params = {"sessionKey": self.session, "message": text, "idempotencyKey": key} | more
-        return Run(await self.wire.ask("agent", **params), key)
+        return Run(await self.wire.ask(method, **params), key)
 
     async def stop(self, run: Run) -> Request:
         """Request a run's stop as published clients do, by the session and the run."""
@@ -114,6 +108,7 @@ class Stage:
 
     async def begun(self, run: Run, sign: Callable[[Told], bool], *, lacks: str) -> None:
         """Wait for an event that shows the run at work; raise NotTried with `lacks` if none comes."""
+        await self.admitted(run)
 
         def seen() -> bool:
             return any(map(sign, self.wire.told(run.names)))
@@ -233,10 +228,9 @@ def _words_of(answer: Answer) -> str:
 # The scenes
 
 
-async def mid_stream(stage: Stage) -> Take:
+async def mid_stream(stage: Stage, method: str = "chat.send") -> Take:
     """Stop a run that speaks."""
-    run = await stage.send(stage.plan.say)
-    await stage.admitted(run)
+    run = await stage.send(stage.plan.say, method)
     await stage.begun(run, speaks, lacks=SILENT)
     return await stage.stopped(run, await stage.stop(run))
 
@@ -244,7 +238,6 @@ async def mid_stream(stage: Stage) -> Take:
 async def mid_tool(stage: Stage) -> Take:
     """Stop a run whose tool is at work."""
     run = await stage.send(stage.plan.tool_say)
-    await stage.admitted(run)
     await stage.begun(run, works, lacks=IDLE)
     return await stage.stopped(run, await stage.stop(run))
 
@@ -255,42 +248,17 @@ async def ack_gap(stage: Stage) -> Take:
     return await stage.stopped(run, await stage.stop(run))
 
 
-async def program(stage: Stage) -> Take:
-    """Stop a run that a program started."""
-    run = await stage.start(stage.plan.say)
-    await stage.admitted(run)
-    await stage.begun(run, speaks, lacks=SILENT)
-    return await stage.stopped(run, await stage.stop(run))
-
-
-async def takeover(stage: Stage) -> Take:
-    """Send a second message with the gateway's default strategy."""
-    return await _second(stage)
-
-
-async def interrupt(stage: Stage) -> Take:
-    """Send a second message that is to end the first."""
-    return await _second(stage, queueMode="interrupt")
-
-
-async def _second(stage: Stage, **more: Any) -> Take:
+async def takeover(stage: Stage, **more: Any) -> Take:
+    """Send a second message: with the gateway's default strategy, or one that is to end the first."""
     run = await stage.send(stage.plan.say)
-    await stage.admitted(run)
     await stage.begun(run, speaks, lacks=SILENT)
     second = await stage.send(stage.plan.say, **more)
     return await stage.taken_over(run, second, must=bool(more))
 
 
-async def time_limit(stage: Stage) -> Take:
-    """Let the run of a person's message reach its time limit."""
-    run = await stage.send(stage.plan.say, timeoutMs=stage.plan.limit * 1000)
-    await stage.admitted(run)
-    return await stage.timed_out(run)
-
-
-async def program_limit(stage: Stage) -> Take:
-    """Let a run that a program started reach its time limit."""
-    run = await stage.start(stage.plan.say, timeout=stage.plan.limit)
+async def time_limit(stage: Stage, method: str, **limit: int) -> Take:
+    """Let a run reach its time limit."""
+    run = await stage.send(stage.plan.say, method, **limit)
     await stage.admitted(run)
     return await stage.timed_out(run)
 
@@ -307,11 +275,14 @@ SCENES: Final = {
     "mid-stream": Scene("stop while it speaks", mid_stream),
     "mid-tool": Scene("stop while a tool runs", mid_tool),
     "ack-gap": Scene("stop right behind the send", ack_gap),
-    "agent": Scene("stop what `agent` started", program),
+    "agent": Scene("stop what `agent` started", lambda stage: mid_stream(stage, "agent")),
     "takeover": Scene("second message, as it is", takeover, 2),
-    "interrupt": Scene("second message, interrupt", interrupt, 2),
-    "timeout": Scene("time limit of `chat.send`", time_limit),
-    "agent-timeout": Scene("time limit of `agent`", program_limit),
+    "interrupt": Scene("second message, interrupt", lambda stage: takeover(stage, queueMode="interrupt"), 2),
+    "timeout": Scene(
+        "time limit of `chat.send`",
+        lambda stage: time_limit(stage, "chat.send", timeoutMs=stage.plan.limit * 1000),
+    ),
+    "agent-timeout": Scene("time limit of `agent`", lambda stage: time_limit(stage, "agent", timeout=stage.plan.limit)),
 }
 
 

@@ -29,13 +29,15 @@ from interlock.core.receipt import Receipt
 from interlock.core.scopes import Scope
 from interlock.protocol import frames, shapes
 from interlock.protocol.frames import BadFrame, Request
+from interlock.surfaces.gateway import telling
 from interlock.surfaces.gateway.context import RequestContext
 from interlock.surfaces.gateway.items import event_frame
 from interlock.surfaces.gateway.methods import BEGINS, HANDLERS
 from interlock.surfaces.gateway.own import OUTLINE
-from interlock.surfaces.gateway.sinks import Outlining, OutliningQuestions, Telling, TellingQuestions, Watching
+from interlock.surfaces.gateway.sinks import Telling, Watching
 from interlock.surfaces.gateway.stops import Answering
-from interlock.surfaces.outbox import BUFFER_BYTES, Line, Outbox, pump
+from interlock.surfaces.gateway.telling import SCOPES
+from interlock.surfaces.outbox import Line, Outbox, pump
 
 if TYPE_CHECKING:
     from interlock.surfaces.gateway.gateway import Gateway
@@ -64,8 +66,6 @@ NOTED: Final = (  # parameters of a request that its line in the audit holds
     "run", "task_id",
 )  # fmt: skip
 REASON_BYTES: Final = 120  # in a close frame
-SCOPES: Final = {scope: f"operator.{'approvals' if scope is Scope.APPROVE else scope}" for scope in Scope}
-
 SEEING: Final = frozenset({Scope.ADMIN, Scope.WRITE, Scope.READ})
 ANSWERING: Final = frozenset({Scope.ADMIN, Scope.WRITE, Scope.APPROVE})
 
@@ -179,33 +179,10 @@ class Connection:
         self.outdated = frames.OUTDATED.intersection(asked.caps) != frozenset() and frames.QUIET not in asked.caps
         self.outline = frames.OUTLINE in asked.caps
         self.quiet = self.outdated or self.outline or frames.QUIET in asked.caps
-        await self._send({"type": "websocket.send", "text": frames.response(request.id, self._hello()).decode()})
+        gateway = self.gateway
+        hello = telling.hello(self.by, self.id, self.scopes, version=gateway.version, uptime=gateway.uptime)
+        await self._send({"type": "websocket.send", "text": frames.response(request.id, hello).decode()})
         return caller
-
-    def _hello(self) -> dict[str, Any]:
-        return {
-            "type": "hello-ok",
-            "protocol": frames.PROTOCOL,
-            "server": {"version": self.gateway.version, "connId": self.id},
-            "features": {
-                "methods": sorted(frames.METHODS),
-                "events": list(frames.EVENTS),
-                "capabilities": [frames.QUIET, frames.OUTLINE],
-            },
-            "snapshot": {
-                # The caller alone: a principal may not see who else is connected.
-                "presence": [{"ts": int(time.time() * 1000), "user": {"id": self.by}}],
-                "health": {"ok": True, "ts": int(time.time() * 1000)},
-                "stateVersion": {"presence": 0, "health": 0},
-                "uptimeMs": int(self.gateway.uptime * 1000),
-            },
-            "auth": {"role": "operator", "scopes": sorted(SCOPES[scope] for scope in self.scopes)},
-            "policy": {
-                "maxPayload": frames.FRAME_BYTES,
-                "maxBufferedBytes": BUFFER_BYTES,
-                "tickIntervalMs": int(frames.TICK_SECONDS * 1000),
-            },
-        }
 
     async def _turn_away(
         self, request: Request, error: dict[str, Any], code: int = frames.BROKEN_RULE
@@ -248,10 +225,9 @@ class Connection:
         if self.quiet and not self.outline:
             return None
         sees, answers = bool(self.scopes & SEEING), bool(self.scopes & ANSWERING)
-        telling, asking = (Outlining, OutliningQuestions) if self.outline else (Telling, TellingQuestions)
         return self.door.listen_to_all(
-            telling(self) if sees else None,
-            approver=asking(self) if answers else None,
+            Telling(self) if sees else None,
+            approver=Telling(self, questions=True) if answers else None,
             kinds=OUTLINE if self.outline else None,
         )
 

@@ -11,21 +11,20 @@ import msgspec
 from interlock.core.errors import InterlockError, UnknownSession
 from interlock.core.names import SessionId
 from interlock.core.receipt import Receipt
-from interlock.protocol import frames, shapes
+from interlock.protocol import frames
 from interlock.protocol.frames import Request
 
 if TYPE_CHECKING:
     from interlock.surfaces.gateway.connection import Connection
-    from interlock.surfaces.gateway.gateway import Gateway
 
 
 class RequestContext:
     """The connection, as the handler of one request sees it."""
 
-    __slots__ = ("_connection", "_written", "arrived", "by", "chat", "client", "door", "ignored", "request", "typed")
+    __slots__ = ("_written", "arrived", "by", "chat", "client", "connection", "door", "ignored", "request", "typed")
 
     def __init__(self, connection: Connection, request: Request) -> None:
-        self._connection, self.request = connection, request
+        self.connection, self.request = connection, request
         self.door, self.client, self.chat = connection.door, connection.client, connection.gateway.chat
         self.by = connection.by
         self.typed = False
@@ -64,7 +63,7 @@ class RequestContext:
 
     def first(self, payload: dict[str, Any], about: SessionId) -> None:
         """Send the first of two answers to a request; the handler returns the second."""
-        self._connection.outbox.answer(frames.response(self.request.id, self.told(payload)), about=about)
+        self.connection.outbox.answer(frames.response(self.request.id, self.told(payload)), about=about)
 
     def name(self, session: SessionId) -> str:
         """Return a session's name as the caller writes it."""
@@ -74,32 +73,11 @@ class RequestContext:
         """Return an answer with the names of the fields that were ignored, if there were any."""
         return payload | {"ignored": self.ignored} if self.ignored and isinstance(payload, dict) else payload
 
-    def pair(self, name: str | None) -> str:
-        """Return a code that lets a page in."""
-        return self._connection.gateway.pair(self.by, self._connection.scopes, name)
-
-    @property
-    def gateway(self) -> Gateway:
-        """The gateway, whose tokens an admin's request changes."""
-        return self._connection.gateway
-
     @contextmanager
     def parting(self, answer: Any) -> Iterator[None]:
         """Give the caller this answer if the block ends the caller's own token, and with it the connection."""
-        self._connection.parting = frames.response(self.request.id, answer)
+        self.connection.parting = frames.response(self.request.id, answer)
         try:
             yield
         finally:
-            self._connection.parting = None
-
-    def watch(self, wanted: shapes.OwnWatch) -> None:
-        """Begin a watch."""
-        self._connection.watch(wanted, self.error)
-
-    def unwatch(self, number: int) -> None:
-        """End a watch."""
-        self._connection.unwatch(number)
-
-    async def overview(self) -> frames.Overview:
-        """Return the gateway's figures."""
-        return await self._connection.gateway.overview()
+            self.connection.parting = None

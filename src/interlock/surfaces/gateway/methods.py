@@ -21,7 +21,6 @@ from interlock.core import verbs
 from interlock.core.answers import RunInfo, Sent
 from interlock.core.errors import BadInput, Unknown
 from interlock.core.events import Entry
-from interlock.core.lifecycle import State
 from interlock.core.names import SessionId
 from interlock.core.values import name_of, strategy_of
 from interlock.core.verbs import Verb
@@ -72,7 +71,7 @@ async def _chat_handled(on: RequestContext, session: SessionId, handling: Asked[
 
 async def _chat_sent(on: RequestContext, sent: Sent) -> Any:
     # An ended run has a used key or was born stopped. The timeout of 0 keeps the sender from waiting for a run.
-    if sent.state is State.ENDED:
+    if sent.state.over:
         outcome = await on.client.wait(sent.run_id, timeout=0)
         if outcome.ended:
             return telling.wait_payload(outcome)
@@ -80,7 +79,7 @@ async def _chat_sent(on: RequestContext, sent: Sent) -> Any:
     told |= {"sessionKey": on.name(sent.session), "session": sent.session, "owner": sent.owner}
     if sent.superseded is not None:
         told |= {"interruptedActiveRun": True, "superseded": sent.superseded}
-    return told | ({"queued": True} if sent.state is State.QUEUED else {})
+    return told | ({"queued": True} if sent.state.queued else {})
 
 
 def agent(on: RequestContext, asked: shapes.Agent) -> Answering:
@@ -154,7 +153,7 @@ async def tasks_list(on: RequestContext, asked: shapes.TasksList) -> Any:
     except Unknown:
         runs = []
     wanted = (asked.status,) if isinstance(asked.status, str) else asked.status
-    found = [run for run in reversed(runs) if run.state is not State.ALIASED]  # listed as the run that absorbed it
+    found = [run for run in reversed(runs) if not run.state.aliased]  # listed as the run that absorbed it
     found = [run for run in found if wanted is None or telling.status_of(run) in wanted]
     if asked.agent_id is not None:
         agent = _agent(on, asked.agent_id)
@@ -267,38 +266,39 @@ def own_begin(on: RequestContext, asked: Verb[Any]) -> Answering:
 
 
 async def own_watch(on: RequestContext, asked: shapes.OwnWatch) -> Any:
-    on.watch(asked)
+    on.connection.watch(asked, on.error)
     return {"watch": asked.watch}
 
 
 async def own_unwatch(on: RequestContext, asked: shapes.OwnUnwatch) -> Any:
-    on.unwatch(asked.watch)
+    on.connection.unwatch(asked.watch)
     return {"watch": asked.watch}
 
 
 async def own_pair(on: RequestContext, asked: shapes.OwnPair) -> frames.PairCode:
-    return frames.PairCode(code=on.pair(asked.name), seconds=CODE_SECONDS)
+    code = on.connection.gateway.pair(on.by, on.connection.scopes, asked.name)
+    return frames.PairCode(code=code, seconds=CODE_SECONDS)
 
 
 async def own_tokens(on: RequestContext, asked: shapes.OwnNothing) -> list[frames.TokenInfo]:
-    return on.gateway.access.listing()
+    return on.connection.gateway.access.listing()
 
 
 async def own_token_add(on: RequestContext, asked: shapes.OwnTokenAdd) -> frames.NewToken:
-    return await on.gateway.tokens.add_token(asked.name, asked.scopes)
+    return await on.connection.gateway.tokens.add_token(asked.name, asked.scopes)
 
 
 async def own_token_remove(on: RequestContext, asked: shapes.OwnTokenRemove) -> None:
-    await on.gateway.tokens.remove_token(asked.name)
+    await on.connection.gateway.tokens.remove_token(asked.name)
 
 
 async def own_token_rotate(on: RequestContext, asked: shapes.OwnNothing) -> None:
     with on.parting(None):
-        await on.gateway.tokens.rotate_token()
+        await on.connection.gateway.tokens.rotate_token()
 
 
 async def own_overview(on: RequestContext, asked: shapes.OwnNothing) -> frames.Overview:
-    return await on.overview()
+    return await on.connection.gateway.overview()
 
 
 BEGINS: dict[str, Begin] = {

@@ -7,14 +7,14 @@ room.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from interlock.client.door import Listening, Sees, Sink
 from interlock.core.errors import InterlockError
 from interlock.core.events import Event, Source
 from interlock.protocol.frames import Fell, encode
-from interlock.surfaces.gateway.items import Frame, event_frame
+from interlock.surfaces.gateway.items import Frame, Piece, event_frame
 from interlock.surfaces.gateway.own import watch_label
 
 if TYPE_CHECKING:
@@ -22,17 +22,28 @@ if TYPE_CHECKING:
 
 
 class Telling(Sink):
-    """Tells a connection, in the published words, what its principal may see."""
+    """Tells a connection what its principal may see: in the published words, or as an outline in our own.
 
-    __slots__ = ("_connection",)
+    With `questions`, only the questions that the principal may answer.
+    """
 
-    def __init__(self, connection: Connection) -> None:
+    __slots__ = ("_connection", "_questions")
+
+    def __init__(self, connection: Connection, *, questions: bool = False) -> None:
         self._connection = connection
+        self._questions = questions
 
     def take(self, event: Event, source: Source | None) -> bool:
         connection = self._connection
-        for item in connection.gateway.published.items(event, source, connection.door.name_of(event.session)):
-            connection.outbox.put(item)
+        own = connection.gateway.own
+        items: Sequence[Frame | Piece]
+        if connection.outline:
+            items = own.questions(event, source) if self._questions else own.outline(event, source)
+        else:
+            items = connection.gateway.published.items(event, source, connection.door.name_of(event.session))
+        for item in items:
+            if item.question or not self._questions:
+                connection.outbox.put(item)
         return True
 
     def take_back(self, sees: Sees) -> None:
@@ -42,41 +53,6 @@ class Telling(Sink):
 def _may_stay(item: Any, sees: Sees) -> bool:
     run_id = None if item.source is None else item.source.run_id
     return item.session is None or sees(item.session, run_id, item.question)
-
-
-class Outlining(Telling):
-    """Tells a connection what a list of sessions needs of what its principal may see."""
-
-    __slots__ = ()
-
-    def take(self, event: Event, source: Source | None) -> bool:
-        for frame in self._connection.gateway.own.outline(event, source):
-            self._connection.outbox.put(frame)
-        return True
-
-
-class TellingQuestions(Telling):
-    """Tells a connection the questions that its principal may answer, in the published words."""
-
-    __slots__ = ()
-
-    def take(self, event: Event, source: Source | None) -> bool:
-        connection = self._connection
-        for item in connection.gateway.published.items(event, source, connection.door.name_of(event.session)):
-            if item.question:
-                connection.outbox.put(item)
-        return True
-
-
-class OutliningQuestions(Telling):
-    """Tells a connection the questions that its principal may answer, in our own words."""
-
-    __slots__ = ()
-
-    def take(self, event: Event, source: Source | None) -> bool:
-        for frame in self._connection.gateway.own.questions(event, source):
-            self._connection.outbox.put(frame)
-        return True
 
 
 class Watching(Sink):

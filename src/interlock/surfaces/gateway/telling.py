@@ -1,23 +1,57 @@
-"""Control's outcomes, runs and questions in the words of the gateway's answers. No I/O.
+"""Control's outcomes, runs and questions, and the hello, in the words of the gateway's answers. No I/O.
 
 Endings are told in the words of core/projection, with the native outcome and the generation beside them.
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from msgspec.structs import replace
 
 from interlock.core.answers import QuestionInfo, RunInfo, SessionInfo
 from interlock.core.events import Entry
-from interlock.core.lifecycle import State
 from interlock.core.names import Ending, SessionId
 from interlock.core.outcome import Outcome
 from interlock.core.projection import agent_wait, client_words, native, row
 from interlock.core.receipt import Receipt
+from interlock.core.scopes import Scope
+from interlock.protocol import frames
+from interlock.surfaces.outbox import BUFFER_BYTES
 
 AGENT: Final = "interlock"  # the agent's id on the wire
 PREVIEW: Final = 200  # characters of a text in a list or an outline
+
+# By scope: its name on the wire.
+SCOPES: Final = {scope: f"operator.{'approvals' if scope is Scope.APPROVE else scope}" for scope in Scope}
+
+
+def hello(by: str, connection: str, scopes: Collection[Scope], *, version: str, uptime: float) -> dict[str, Any]:
+    """Return the answer to `connect` that lets a client in."""
+    now = int(time.time() * 1000)
+    return {
+        "type": "hello-ok",
+        "protocol": frames.PROTOCOL,
+        "server": {"version": version, "connId": connection},
+        "features": {
+            "methods": sorted(frames.METHODS),
+            "events": list(frames.EVENTS),
+            "capabilities": [frames.QUIET, frames.OUTLINE],
+        },
+        "snapshot": {
+            # The caller alone: a principal may not see who else is connected.
+            "presence": [{"ts": now, "user": {"id": by}}],
+            "health": {"ok": True, "ts": now},
+            "stateVersion": {"presence": 0, "health": 0},
+            "uptimeMs": int(uptime * 1000),
+        },
+        "auth": {"role": "operator", "scopes": sorted(SCOPES[scope] for scope in scopes)},
+        "policy": {
+            "maxPayload": frames.FRAME_BYTES,
+            "maxBufferedBytes": BUFFER_BYTES,
+            "tickIntervalMs": int(frames.TICK_SECONDS * 1000),
+        },
+    }
 
 
 def milliseconds(at: float) -> int:
@@ -58,7 +92,7 @@ def status_of(info: RunInfo) -> str:
     """Return a run's status as a task."""
     if info.outcome is not None:
         return row(info.outcome).task
-    return "queued" if info.state in (State.ARRIVING, State.QUEUED) else "running"
+    return "queued" if info.state.waits else "running"
 
 
 def short(info: RunInfo) -> RunInfo:
@@ -101,9 +135,9 @@ def task_of(info: RunInfo, name: Name, *, whole: bool = True) -> dict[str, Any]:
 
 def session_of(info: SessionInfo, runs: list[RunInfo], name: Name) -> dict[str, Any]:
     """Return a session's row; `runs` are those of its runs that are known, in order."""
-    runs = [run for run in runs if run.state is not State.ALIASED]  # an alias ends as the run that absorbed it
+    runs = [run for run in runs if not run.state.aliased]  # an alias ends as the run that absorbed it
     last = runs[-1] if runs else None
-    active = next((run for run in runs if run.state in (State.SEATED, State.STARTED)), None)
+    active = next((run for run in runs if run.state.at_work), None)
     status = "running" if active is not None else "queued" if info.open else "done"
     if active is None and not info.open and last is not None and last.outcome is not None:
         status = row(last.outcome).session
