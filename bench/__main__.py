@@ -19,8 +19,9 @@ from bench.scale import BEFORE, Scale
 
 # Each is a module with `measure(scale)`, imported when it is asked for: some need packages that others do not.
 MEASURES = (
-    *("fence", "takeover", "flood", "crowd", "family", "memory", "receipts", "durable", "recovery", "schedules"),
-    *("trees", "survivors", "hosts", "noops", "deltas", "stops", "gateway", "verbs", "weight", "page", "raced"),
+    *("fence", "takeover", "flood", "crowd", "many", "family", "memory", "receipts", "durable", "busy", "recovery"),
+    *("schedules", "trees", "survivors", "hosts", "inside", "noops", "deltas", "stops", "gateway", "verbs", "weight"),
+    *("page", "raced"),
 )
 
 

@@ -23,7 +23,13 @@ from interlock.processes.local import LocalProcesses
 
 SIZES = (1, 10, 100, 1000)
 GOALS = {Grade.CGROUP: (2.0, 1.5, 1.2, 1.2), Grade.KEEPER: (3.0, 3.0, 1.5, 1.3)}
-SPAWN_GOAL, ACK_GOAL, DEATH_GOAL, KEEPER_KIB = 1.6, 1.5, 100.0, 1024
+SPAWN_GOAL, DEATH_GOAL, KEEPER_KIB = 1.6, 100.0, 1024
+ACKED = {
+    "ended": ("a process that has ended", 1.2),
+    "1": ("one process", 1.2),
+    "1000": ("a tree of 1,000 processes", 1.5),
+}
+FEW = 4  # rounds with small trees for each with the large one
 TREE = """
 import os, sys, _signal as signal
 for _ in range(int(sys.argv[1]) - 1):
@@ -75,8 +81,7 @@ def measure(scale: Scale) -> list[Result]:
     results = [result for grade in grades for result in asyncio.run(_gone(grade, scale))]
     results += [_died(grade, scale) for grade in grades]
     results += [result for grade in grades for result in asyncio.run(_spawned(grade, scale))]
-    results.append(asyncio.run(_acked(scale)))
-    return results
+    return results + asyncio.run(_acked(scale))
 
 
 def _trials(size: int, scale: Scale) -> int:
@@ -123,7 +128,6 @@ async def _gone(grade: Grade, scale: Scale) -> list[Result]:
             )
         )
     await processes.close()
-    return results
 
 
 def _died(grade: Grade, scale: Scale) -> Result:
@@ -215,35 +219,43 @@ def _private(pid: int | None) -> int:
     return sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Private"))
 
 
-async def _acked(scale: Scale) -> Result:
-    """Time the ack of a stop with a tree of 1,000 processes, against one with none."""
+async def _acked(scale: Scale) -> list[Result]:
+    """Time the ack of a stop with processes, against one with none."""
 
     async def agent(run: Run, message: Message) -> None:
-        if message.text == "0":
+        if message.text == "no":
+            ready.set()
+            await asyncio.Event().wait()
+        if message.text == "ended":
+            await run.spawn("/bin/true")
+            ready.set()
             await asyncio.Event().wait()
         async with run.spawn(sys.executable, "-I", "-S", "-c", TREE, message.text) as tree:
             while b"!" not in tree._process._output._lines:  # type: ignore[attr-defined]
                 await asyncio.sleep(0.001)
-            grown.set()
+            ready.set()
             await asyncio.Event().wait()
 
-    grown = asyncio.Event()
-    large, none = Samples(), Samples()
+    ready = asyncio.Event()
+    taken = {kind: Samples() for kind in ("no", *ACKED)}
     async with open_control(agent, confinement=Confinement(pids=8192)) as control:
-        for _ in range(scale.rounds(15, 3)):
-            for size, samples in (("0", none), ("1000", large)):
-                grown.clear()
-                sent = await control.send("s", size)
-                if size != "0":
-                    await grown.wait()
+        for number in range(scale.rounds(15, 3) * FEW):
+            for kind in taken if number % FEW == 0 else ("no", "ended", "1"):
+                ready.clear()
+                sent = await control.send("s", kind)
+                await ready.wait()
                 await asyncio.sleep(0.01)
                 began = time.perf_counter()
                 await control.stop(run=sent.run_id)
-                samples.seconds.append(time.perf_counter() - began)
+                taken[kind].seconds.append(time.perf_counter() - began)
                 await control.wait(sent.run_id, drained=True)
-    return Result(
-        name="stop ack with a tree of 1,000 processes / with none, p50",
-        value=large.percentile(50) / none.percentile(50),
-        goal=ACK_GOAL,
-        small=(f"1,000 {large.spread()}", f"none {none.spread()}"),
-    )
+    none = taken["no"]
+    return [
+        Result(
+            name=f"stop ack with {what} / with none, p50",
+            value=taken[kind].percentile(50) / none.percentile(50),
+            goal=goal,
+            small=(f"{kind} {taken[kind].spread()}", f"none {none.spread()}"),
+        )
+        for kind, (what, goal) in ACKED.items()
+    ]

@@ -156,7 +156,7 @@ class House(Protocol):
 def is_over(event: Event, source: Source | None) -> bool:
     """Return whether an event must not be told any more: it is a passing one, and its run is gone or was cut short."""
     return (
-        event.kind in PASSING
+        event.data.kind in PASSING
         and event.run_id is not None
         and (source is None or (source.cause is not None and source.cause.early))
     )

@@ -33,7 +33,8 @@ class Watch(Sink):
         if len(self._events) >= WATCH_EVENTS:
             return False
         self._events.append((event, source))
-        self._wake()
+        if self._waiting is not None:
+            self._wake()
         return True
 
     def close(self, error: InterlockError | None) -> None:
@@ -58,9 +59,10 @@ class Watch(Sink):
             # Only an empty queue has room for a whole page of the log.
             if self.listening is not None and self.listening.is_behind:
                 self.listening.resume()
-            self._waiting = asyncio.get_running_loop().create_future()
-            await self._waiting
+            waiting = self._waiting = asyncio.get_running_loop().create_future()
+            await waiting
 
     def _wake(self) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)

@@ -123,6 +123,7 @@ class Keeper:
                 hard = resource.getrlimit(which)[1]
                 bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
                 resource.setrlimit(which, (bound, bound))
+        _give_way()
         wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wake = wake
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
@@ -612,6 +613,17 @@ def _is_file(path: str) -> bool:
         return os.stat(path).st_mode & 0o170000 == 0o100000
     except OSError:
         return False
+
+
+def _give_way() -> None:
+    """Take no core from control: its hang-up wakes the keeper, and control has yet to answer the stop.
+
+    The processes below do not inherit this.
+    """
+    try:
+        os.sched_setscheduler(0, os.SCHED_BATCH | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+    except OSError:
+        return
 
 
 def _go_first() -> None:

@@ -81,6 +81,7 @@ class Fall:
         self.by = by
         self.cause: Cause | None = None
         self.runs: list[LiveRun] = []
+        self._below: dict[LiveRun, list[LiveRun]] = {}  # of `runs`: children, by parent
         self.closed: dict[RunId, Closed] = {}
         self.detached_ended: list[Running] = []  # detached processes that a stop of their session ended
         self.resets: list[Session] = []  # sessions whose transcripts begin anew after this fall
@@ -147,6 +148,8 @@ class Fall:
         # read the text.
         run.withheld = run.session.loaded and not run.session.stored and run.generation is None
         self.runs.append(run)
+        if run.ties.parent is not None:
+            self._below.setdefault(run.ties.parent, []).append(run)
         if run.session.seat is run:
             self._registry.unseat(run)
             self._registry.generations.rise(run.session.id)
@@ -329,11 +332,10 @@ class Fall:
 
         Such children fell with this run, or their endings were not public yet when this run fell.
         """
-        falls: list[Fall] = [self, *(run.ties.child_falls or ())]
-        for fall in falls:
-            for child in fall.runs:
-                if child.ties.parent is run and not child.ties.announced and child.outcome is not None:
-                    yield ChildEnd(child=child.id, agent=child.arrival.agent or "", ending=child.outcome.ending)
+        before = (child for fall in run.ties.child_falls or () for child in fall.runs if child.ties.parent is run)
+        for child in (*self._below.get(run, ()), *before):
+            if not child.ties.announced and child.outcome is not None:
+                yield ChildEnd(child=child.id, agent=child.arrival.agent or "", ending=child.outcome.ending)
 
     def told(self, run: LiveRun) -> Outcome:
         """Return a run's outcome, with `drained` and `durable` as they are now."""

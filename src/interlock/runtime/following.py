@@ -142,8 +142,10 @@ class Listening:
         A disk that refused writes for long leaves events before the gap. Told before them, the gap would have the
         higher position, and a reader who goes on behind it would never get them.
         """
+        if self._only is not None or page.lost_to <= self.seen:
+            return page.events
         before = [event for event in page.events if event.position < page.lost_to]
-        if self._only is not None or page.lost_to <= self.seen or len(before) == PAGE_EVENTS:
+        if len(before) == PAGE_EVENTS:
             return page.events
         gap = self._feed.gap(self.session, self.seen, page.lost_to)
         return [*before, gap, *(event for event in page.events if event.position > page.lost_to)]

@@ -57,7 +57,8 @@ class Stopping(RunStops):
         session, gated = self._registry.sessions.get(session_id), session_id in self._registry.recovering
         if self._registry.closed or (session is None and not gated):
             return self._own(call, partial(self._absent, session_id, call))
-        arriving = () if session is None or (session.loaded and not gated) else tuple(session.arrivals or ())
+        loaded = session is None or (session.loaded and not gated)
+        arriving = frozenset[LiveRun]() if session is None or loaded else frozenset(session.arrivals or ())
         unsure = gated or any(self._inbox.senders.unsure(run) for run in arriving)
         if session is None or unsure or not all(self._may(call.by, run) for run in arriving):
             return self._loaded(session_id, call, lambda here: self._stop_here(here, call, order, queue, arriving))
@@ -112,7 +113,7 @@ class Stopping(RunStops):
             raise Unavailable("this control is closed; reset the session at the next one")
         session = self._registry.sessions.get(session_id)
         if session is None or not session.loaded or session_id in self._registry.recovering:
-            arrived = () if session is None else tuple(session.arrivals or ())
+            arrived = frozenset[LiveRun]() if session is None else frozenset(session.arrivals or ())
             return self._loaded(session_id, call, lambda here: self._reset_here(here, call, arrived))
         return self._reset_here(session, call)
 

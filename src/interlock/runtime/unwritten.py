@@ -28,6 +28,8 @@ class Unwritten:
         self._kept = kept
         self._pending: dict[SessionId, dict[int, Event]] = {}
         self._count = 0
+        # Runs that have not ended and whose deltas may be pending.
+        self._speaking: set[RunId] = set()
         # Runs whose terminal event is not written yet; their deltas may still be in the store.
         self._ended: dict[RunId, None] = {}
         # The last position that was dropped, by session.
@@ -39,21 +41,23 @@ class Unwritten:
     def append(self, event: Event, epoch: EpochRow | None = None) -> None:
         """Hand an event to the store, with its epoch if it is the first event under that."""
         over = event.run_id if isinstance(event.data, Ended) else None
-        if self._count:
-            passing = event.kind in PASSING and event.run_id is not None
-            if self._count >= PENDING_EVENTS:
-                # A passing event may be left out: the block that closes it holds its text.
-                if passing and epoch is None:
-                    return
-                self._make_room()
-            if over is not None:
-                self._forget_passing(event.session, over)
+        speaker = event.run_id if event.kind in PASSING else None
+        if self._count >= PENDING_EVENTS:
+            # A passing event may be left out: the block that closes it holds its text.
+            if speaker is not None and epoch is None:
+                return
+            self._make_room()
+        # Without this test a stop of many runs would look through all pending events of their session for each of them.
+        if over in self._speaking:
+            self._forget_passing(event.session, over)
         if self._store.append(event, epoch):
             if epoch is not None:
                 self._kept(epoch)
             return
         self._pending.setdefault(event.session, {})[event.position] = event
         self._count += 1
+        if speaker is not None:
+            self._speaking.add(speaker)
         for session, held in self._readings.values():
             if session == event.session:
                 held.append(event)
@@ -82,6 +86,7 @@ class Unwritten:
         The store forgets them before it has the terminal event. In the other order it could write the terminal event,
         and then deltas, which would stay for good.
         """
+        self._speaking.discard(run_id)
         kept = self._pending.get(session, {})
         gone = [event for event in kept.values() if event.run_id == run_id and event.kind in PASSING]
         for event in gone:
