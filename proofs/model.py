@@ -37,11 +37,12 @@ from interlock.runtime.approvals import Approvals
 from interlock.runtime.fall import Fall
 from interlock.runtime.holds import Holds, Place
 from interlock.runtime.inbox import Inbox
-from interlock.runtime.live import LiveRun, Question
+from interlock.runtime.live import LiveRun
 from interlock.runtime.outlet import Outlet
 from interlock.runtime.registry import Registry, Session, StopCall
 from interlock.runtime.run_stops import Receiving, RunStops
 from interlock.runtime.stopping import Stopping
+from interlock.runtime.work import Question
 from interlock.testing.loop import SeededLoop
 from proofs.scenarios import play
 
@@ -235,12 +236,12 @@ class Recorder:
             (Registry, "register", self._register),
             (Registry, "seat", self._seat),
             (LiveRun, "move", self._move),
-            (Fall, "take", self._take),
+            (Fall, "add", self._add),
             (Stopping, "session", self._whole),
             (Stopping, "reset", self._whole),
             (RunStops, "_end_all", self._end_all),
             (Inbox, "_merge", self._merge),
-            (Inbox, "_ripen", self._ripen),
+            (Inbox, "_quiet_elapsed", self._quiet_elapsed),
             (Inbox, "offer", self._offer),
             (Outlet, "emit", self._effect),
             (Outlet, "delta", self._effect),
@@ -304,13 +305,13 @@ class Recorder:
         original(registry, run)
         self._registry = registry
         number = self._runs[run] = len(self._runs) + 1
-        if run.kind in REPORTS:
-            child = next(number for other, number in self._runs.items() if other.id == run.key)
-            self._tell("REPORT", number, self._session(run.session), child, int(run.kind is RunKind.ANNOUNCE))
-        elif run.parent is None:
+        if run.arrival.kind in REPORTS:
+            child = next(number for other, number in self._runs.items() if other.id == run.arrival.key)
+            self._tell("REPORT", number, self._session(run.session), child, int(run.arrival.kind is RunKind.ANNOUNCE))
+        elif run.ties.parent is None:
             self._tell("ARRIVE", number, self._session(run.session))
         else:
-            self._tell("CHILD", number, self._session(run.session), self._runs[run.parent], int(run.detached))
+            self._tell("CHILD", number, self._session(run.session), self._runs[run.ties.parent], int(run.ties.detached))
 
     def _seat(self, original: Callable[..., None], registry: Registry, run: LiveRun) -> None:
         self._look(registry)
@@ -325,7 +326,7 @@ class Recorder:
             return
         match move:
             case Move.QUEUE:
-                self._tell("QUEUE", self._runs[run], int(run.collection is not None))
+                self._tell("QUEUE", self._runs[run], int(run.ties.collection is not None))
             case Move.START:
                 self._tell("START", self._runs[run])
             case Move.WITHDRAW | Move.ALIAS:
@@ -335,7 +336,7 @@ class Recorder:
             case _:  # other hooks tell these, as SEAT and FALL
                 pass
 
-    def _take(self, original: Callable[..., None], fall: Fall, run: LiveRun, cause: Cause, **options: Any) -> None:
+    def _add(self, original: Callable[..., None], fall: Fall, run: LiveRun, cause: Cause, **options: Any) -> None:
         if run.fallen or run not in self._runs:
             original(fall, run, cause, **options)
             return
@@ -379,7 +380,7 @@ class Recorder:
     ) -> Any:
         """Tell a stop by someone who may end the whole session as one fact: the model must end all of the session."""
         self._look(stopping._registry)
-        everyone = [run for run in self._runs if session in (run.session, run.home) and _alive(run)]
+        everyone = [run for run in self._runs if session in (run.session, run.ties.home) and _alive(run)]
         if (
             _WHOLE.get()
             and everyone
@@ -392,11 +393,11 @@ class Recorder:
         self._tell("JOIN", self._runs[run], self._runs[into])
         return original(inbox, run, into)
 
-    def _ripen(self, original: Callable[..., None], inbox: Inbox, run: LiveRun) -> None:
+    def _quiet_elapsed(self, original: Callable[..., None], inbox: Inbox, run: LiveRun) -> None:
         self._look(inbox._registry)
-        place, ripe = len(self.facts), run.collection is not None and run.collection.ripe
+        place, ripe = len(self.facts), run.ties.collection is not None and run.ties.collection.quiet_over
         original(inbox, run)
-        if run.collection is not None and run.collection.ripe and not ripe:
+        if run.ties.collection is not None and run.ties.collection.quiet_over and not ripe:
             self.facts.insert(place, self._fact("RIPEN", self._runs[run]))
 
     def _offer(self, original: Callable[..., None], inbox: Inbox, run: LiveRun) -> None:
@@ -446,7 +447,7 @@ class Recorder:
         return original(holds, place)
 
     def _leave(self, original: Callable[..., None], holds: Holds, place: Place, **options: Any) -> None:
-        mine = (place.run.holds or {}).get(place.name) is place
+        mine = (place.run.work.holds or {}).get(place.name) is place
         # A place that is left because its run falls or drains is part of the fall or the drain.
         if mine and place.run not in self._falling:
             self._tell("RELEASE" if place.taken else "FORGO", self._runs[place.run], self._hold(place.name))

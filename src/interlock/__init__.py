@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from interlock.processes.workers import ToolFailed
     from interlock.runtime.control import Control
     from interlock.runtime.holds import Hold
-    from interlock.runtime.live import Child
     from interlock.runtime.run import Message, Part, Run
     from interlock.runtime.settings import Settings
     from interlock.runtime.spawning import Finished, Running
+    from interlock.runtime.ties import Child
     from interlock.runtime.tool import ToolResult, tool
     from interlock.stores.memory import MemoryStore
     from interlock.stores.sqlite import SqliteStore
@@ -81,10 +81,10 @@ _HOMES = {
     "processes.workers": "ToolFailed",
     "runtime.control": "Control",
     "runtime.holds": "Hold",
-    "runtime.live": "Child",
     "runtime.run": "Message Part Run",
     "runtime.settings": "Settings",
     "runtime.spawning": "Finished Running",
+    "runtime.ties": "Child",
     "runtime.tool": "ToolResult tool",
     "stores.memory": "MemoryStore",
     "stores.sqlite": "SqliteStore",

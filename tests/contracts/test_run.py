@@ -603,7 +603,7 @@ def runs_of(stage: Stage, session: str) -> list[str]:
 def in_line(stage: Stage, run: str) -> bool:
     """True if a run has the hold, or waits for it."""
     live = stage.control._registry.runs.get(run)
-    return live is not None and "worktree" in (live.holds or {})
+    return live is not None and "worktree" in (live.work.holds or {})
 
 
 def test_waiting_for_a_hold(stage: Stage) -> None:

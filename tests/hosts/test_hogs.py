@@ -463,7 +463,7 @@ async def permitted(act: Act, calls: int) -> None:
     """Wait until control has permitted so many calls of a run, and all have begun."""
     live = act.control._registry.runs[act.run]  # type: ignore[index]
     await until(
-        lambda: [call.state for call in (live.calls or {}).values()].count(ToolState.RUNNING) == calls, "permits"
+        lambda: [call.state for call in (live.work.calls or {}).values()].count(ToolState.RUNNING) == calls, "permits"
     )
     await until(lambda: act.beats.count(b"b") == calls, "tools that have begun")
 

@@ -38,12 +38,12 @@ both_loops = pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
 
 def limit_of(control: Control, run: str) -> float:
     """Return the instant of a run's deadline."""
-    return control._registry.runs[run].limits[0].at  # type: ignore[index]
+    return control._registry.runs[run].limits.armed[0].at  # type: ignore[index]
 
 
 def line_of(control: Control, run: str) -> int:
     """Return control's end of the pipe in which a run's host speaks."""
-    turn: Any = control._registry.runs[run].bodies[0]  # type: ignore[index]
+    turn: Any = control._registry.runs[run].work.bodies[0]  # type: ignore[index]
     line: int = turn.host._said
     return line
 

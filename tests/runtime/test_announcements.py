@@ -283,7 +283,7 @@ def test_it_waits_behind_whatever_a_person_writes(strategy: str | None) -> None:
             child = await only_child(control)
             nest.end("well")
             await control.wait(child)
-            await until(lambda: control._registry.sessions["s"].waiting)
+            await until(lambda: control._registry.sessions["s"].queue)
             # The run at work does not absorb the announcement.
             await anyio.sleep(0.1)
             second = await control.send("s", "wait", by="alice", strategy=strategy)
@@ -308,7 +308,7 @@ def test_it_takes_no_room_from_people_and_keeps_wakes_away() -> None:
             await until(lambda: len(control._registry.sessions["s"].detached or ()) == 3)
             for name in "abc":
                 nest.end(name)
-            await until(lambda: len(control._registry.sessions["s"].waiting or ()) == 3)
+            await until(lambda: len(control._registry.sessions["s"].queue or ()) == 3)
             for number in range(2):
                 await control.send("s", f"queued {number}", strategy="queue")
             nest.rest.set()
@@ -439,7 +439,7 @@ def test_a_guest_s_child_does_not_get_into_the_owner_s_turn() -> None:
             third = await control.send("s", "begin mine; listen", by="alice")
             await until(lambda: len(control._registry.sessions["s"].detached or ()) == 2)
             nest.end("guest")
-            await until(lambda: control._registry.sessions["s"].waiting)
+            await until(lambda: control._registry.sessions["s"].queue)
             await anyio.sleep(0.2)  # the owner's run listens all the time
             assert not (await control.wait(third.run_id, timeout=0)).ended
             nest.end("mine")
@@ -503,7 +503,7 @@ def test_a_store_in_trouble_when_its_turn_is_to_begin_does_not_use_it_up(fault: 
             decide = store.decide
 
             def breaks(decision: Decision) -> Ticket:
-                if any(control._registry.runs[each].kind is RunKind.ANNOUNCE for each in decision.starts):
+                if any(control._registry.runs[each].arrival.kind is RunKind.ANNOUNCE for each in decision.starts):
                     store.decide = decide  # type: ignore[method-assign]
                     setattr(store.faults, fault, True)
                     asyncio.get_running_loop().call_later(2.0, repaired)
@@ -705,7 +705,7 @@ def test_turns_in_a_row_are_bounded_over_a_restart(place: Place) -> None:
         await control.send("s", "; ".join(f"begin {number}" for number in range(many)), by="alice")
         await until(lambda: len(control._registry.sessions["s"].detached or ()) == many)
         for run in list(control._registry.runs.values()):
-            if run.kind is RunKind.CHILD:
+            if run.arrival.kind is RunKind.CHILD:
                 await started(control, run.id)
 
     place.life(scene, nest.agent, agents={"child": nest.child})

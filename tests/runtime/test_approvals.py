@@ -219,7 +219,7 @@ def test_allow_in_the_same_tick_as_giving_up() -> None:
         async with open_control(agent) as control:
             sent = await control.send("s", "hello")
             question = (await question_of(control, sent.run_id)).question_id
-            begun = control._registry.runs[sent.run_id].touched
+            begun = control._registry.runs[sent.run_id].limits.touched
             await anyio.sleep(begun + 1 - asyncio.get_running_loop().time())
             answer = await tried(control.answer(question, True))
             outcome = await control.wait(sent.run_id)

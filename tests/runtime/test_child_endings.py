@@ -163,9 +163,9 @@ def test_a_child_that_completed_in_time_is_told_so() -> None:
         async with open_control(agent, agents={"worker": worker}, store=store) as control:
             sent = await control.send("s", "hello")
             child = await child_of(control, sent.run_id)
-            while not (live := control._registry.runs[child]).limits:
+            while not (live := control._registry.runs[child]).limits.armed:
                 await anyio.sleep(0.01)
-            [limit] = live.limits
+            [limit] = live.limits.armed
             outcome = await control.wait(child)
             assert returned[0] < limit.at < clock()
             assert (outcome.ending, outcome.text) == (Ending.COMPLETED, "in time")

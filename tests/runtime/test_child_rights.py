@@ -176,7 +176,9 @@ def test_the_owner_s_right_does_not_wait_for_the_store(detached: bool) -> None:
                 await started(control, sent.run_id)
                 await ticks(number)
                 known = [
-                    run.id for run in control._registry.runs.values() if run.parent and run.parent.id == sent.run_id
+                    run.id
+                    for run in control._registry.runs.values()
+                    if run.ties.parent and run.ties.parent.id == sent.run_id
                 ]
                 receipt = await control.stop(session="s", by="alice")
                 assert [run.id for run in receipt.runs] == [sent.run_id, *known]

@@ -140,14 +140,14 @@ def test_a_parent_that_falls_while_its_child_arrives() -> None:
         late: list[str] = []
 
         async def worker(run: Run, message: Message) -> None:
-            if control._registry.runs[run.id].parent.fallen:
+            if control._registry.runs[run.id].ties.parent.fallen:
                 late.append(run.id)
             await idles(run, message)
 
         async with open_control(to("worker"), agents={"worker": worker}) as control:
             sent = await control.send("s", "hello")
             await ticks(number)
-            known = [run.id for run in control._registry.runs.values() if run.parent is not None]
+            known = [run.id for run in control._registry.runs.values() if run.ties.parent is not None]
             receipt = await control.stop(run=sent.run_id)
             assert endings(receipt) == [(sent.run_id, "stopped"), *((child, "parent_ended") for child in known)]
             await anyio.sleep(10)
@@ -182,7 +182,7 @@ def test_every_way_to_fall_takes_the_arriving_child(how: str) -> None:
             await (idles(run, message) if message.text == "new" else to("worker")(run, message))
 
         async def worker(run: Run, message: Message) -> None:
-            if control._registry.runs[run.id].parent.fallen:
+            if control._registry.runs[run.id].ties.parent.fallen:
                 late.append(run.id)
             await idles(run, message)
 

@@ -301,10 +301,10 @@ def test_a_stop_while_an_arrival_is_turned_away() -> None:
             turned_away = asyncio.create_task(control.send("s", "three", by="alice", key="k"))
             await asyncio.sleep(0.02)
             closing = asyncio.create_task(control.close())
-            [arriving] = control._registry.sessions["s"].line or ()
+            [arriving] = control._registry.sessions["s"].arrivals or ()
             while arriving.state is not State.WITHDRAWN:
                 await asyncio.sleep(0.001)
-            assert list(control._registry.sessions["s"].line or ()) == [arriving]
+            assert list(control._registry.sessions["s"].arrivals or ()) == [arriving]
             assert (await control.stop(session="s", by="alice")).session == "s"
             await answered(
                 asyncio.create_task(control.stop(run=queued.run_id, by="alice")),

@@ -46,7 +46,7 @@ pytestmark = pytest.mark.usefixtures("nothing_breaks")
 
 
 async def texts_waiting(control: Control) -> list[str]:
-    return [run.text for run in control._registry.sessions["s"].waiting or ()]
+    return [run.arrival.text for run in control._registry.sessions["s"].queue or ()]
 
 
 def test_the_key_of_a_message_stopped_while_it_joins() -> None:
@@ -61,7 +61,7 @@ def test_the_key_of_a_message_stopped_while_it_joins() -> None:
         async with open_control(agent, store=store, strategy="collect") as control:
             first = await control.send("s", "one", by="alice", key="k1")
             joining = asyncio.create_task(control.send("s", "two", by="alice", key="k2"))
-            while not any(run.joining for run in control._registry.runs.values()):
+            while not any(run.ties.joining for run in control._registry.runs.values()):
                 await asyncio.sleep(0.001)
             receipt = await control.stop(message="k2", by="alice")
             assert receipt.aborted

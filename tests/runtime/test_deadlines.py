@@ -351,7 +351,7 @@ def test_timers_go_with_their_run() -> None:
                 live = control._registry.runs.get(sent.run_id)
                 await control.wait(sent.run_id, drained=True)
                 if live is not None:
-                    assert not live.timers
+                    assert not live.limits.timers
 
     seeded(main, range(3))
 

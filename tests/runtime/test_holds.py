@@ -27,6 +27,7 @@ from interlock import (
 from interlock.core.names import EventKind, Principal, RunId, RunKind, SessionId
 from interlock.core.outcome import Cause
 from interlock.runtime import holds as holds_module
+from interlock.runtime.arrival import Arrival
 from interlock.runtime.holds import Holds, Place
 from interlock.runtime.live import LiveRun
 from interlock.runtime.numbers import Numbers
@@ -75,7 +76,10 @@ async def has_it(control: Control, run: str) -> None:
 def waiting(control: Control) -> list[str]:
     """Return the texts of the runs in the line for "x", the holder first."""
     line = control._registry.holds._lines["x"]
-    return [*([line.holder.run.text] if line.holder else []), *(place.run.text for place in line.waiting)]
+    return [
+        *([line.holder.run.arrival.text] if line.holder else []),
+        *(place.run.arrival.text for place in line.waiting),
+    ]
 
 
 async def in_line(control: Control, *texts: str) -> None:
@@ -745,7 +749,7 @@ def test_a_line_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     places = [holds.enter(run, "x") for run in runs[:4]]
     with raises(Refused, "3 runs wait for 'x'; try again later"):
         holds.enter(runs[4], "x")
-    assert not runs[4].holds
+    assert not runs[4].work.holds
     for place in places:
         holds.leave(place)
     assert holds._lines == {}
@@ -761,15 +765,7 @@ def _run(number: int) -> LiveRun:
     return LiveRun(
         RunId(f"r-{number}"),
         Session(SessionId(f"s-{number}")),
-        principal=Principal("alice"),
-        text=str(number),
-        kind=RunKind.CHAT,
-        method="send",
-        key=None,
-        digest="",
-        strategy=None,
-        deadline=None,
-        admitted_at=0.0,
+        Arrival(principal=Principal("alice"), text=str(number), kind=RunKind.CHAT, admitted_at=0.0),
     )
 
 
@@ -824,7 +820,7 @@ class Model:
                 for place in self._places(run):
                     self._leaves(place, marks=move == "unconfirmed")
                 self.holds.drained(run, confirmed=move == "drained")
-                assert not run.holds
+                assert not run.work.holds
 
     def _places(self, run: LiveRun) -> list[Place]:
         return [place for line in self.lines.values() for place in line if place.run is run]
@@ -839,7 +835,7 @@ class Model:
         for name, line in self.lines.items():
             assert [place.granted is not None for place in line] == [index == 0 for index in range(len(line))]
             assert [place.woken.is_set() for place in line] == [index == 0 for index in range(len(line))]
-            assert all((place.run.holds or {})[name] is place for place in line)
+            assert all((place.run.work.holds or {})[name] is place for place in line)
             for place in line[:1]:
                 if place not in self.granted:
                     assert place.granted is not None

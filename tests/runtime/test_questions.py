@@ -415,7 +415,7 @@ def test_an_answer_and_the_deadline_in_one_instant() -> None:
         async with open_control(agent, store=store) as control:
             sent = await control.send("s", "hello", deadline=5)
             question = (await question_of(control, sent.run_id)).question_id
-            [limit] = control._registry.runs[sent.run_id].limits
+            [limit] = control._registry.runs[sent.run_id].limits.armed
             await anyio.sleep(limit.at - asyncio.get_running_loop().time())
             answer = await tried(control.answer(question, True))
             outcome = await control.wait(sent.run_id)

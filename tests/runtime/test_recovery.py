@@ -235,7 +235,7 @@ def test_a_lost_tree(place: Place) -> None:
 
         while not await all_there():
             await asyncio.sleep(0.001)
-        await until(lambda: all(run.reply.open for run in control._registry.runs.values() if not run.children))
+        await until(lambda: all(run.reply.open for run in control._registry.runs.values() if not run.ties.children))
         place.die()
 
     async def after(control: Control) -> None:

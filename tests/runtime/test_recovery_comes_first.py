@@ -38,10 +38,10 @@ async def of_every_sort(place: Place, control: Control) -> dict[str, str]:
     runs["done"] = done.run_id
     living = control._registry.runs
     await until(lambda: living[runs["lost said"]].reply.open)
-    await until(lambda: [c.state for c in (living[runs["lost tool"]].calls or {}).values()] == ["running"])
-    await until(lambda: living[runs["lost asks"]].questions)
-    await until(lambda: any(run.parent is not None and run.reply.open for run in living.values()))
-    runs["child"] = next(run.id for run in living.values() if run.parent is not None)
+    await until(lambda: [c.state for c in (living[runs["lost tool"]].work.calls or {}).values()] == ["running"])
+    await until(lambda: living[runs["lost asks"]].work.questions)
+    await until(lambda: any(run.ties.parent is not None and run.reply.open for run in living.values()))
+    runs["child"] = next(run.id for run in living.values() if run.ties.parent is not None)
     return runs
 
 

@@ -67,9 +67,9 @@ class Whole:
 
     def _all_there(self, control: Control) -> bool:
         run = control._registry.runs[self.run]
-        calls = [call.state for call in (run.calls or {}).values()]
-        child = next(iter((run.children or {}).values()), None)
-        return bool(calls == ["running", "pending"] and run.questions and child is not None and child.reply.open)
+        calls = [call.state for call in (run.work.calls or {}).values()]
+        child = next(iter((run.ties.children or {}).values()), None)
+        return bool(calls == ["running", "pending"] and run.work.questions and child is not None and child.reply.open)
 
 
 @pytest.mark.parametrize("how", ["completed", "failed", "stopped", "superseded", "timed_out"])
@@ -190,8 +190,8 @@ def test_an_approval_is_answered_after_the_restart(place: Place) -> None:
         for session in ("open", "given"):
             sent = await control.send(session, "go", by="alice")
             run = control._registry.runs[sent.run_id]
-            await until(lambda run=run: run.questions)
-            asked[session] = (sent.run_id, next(iter(run.questions)))
+            await until(lambda run=run: run.work.questions)
+            asked[session] = (sent.run_id, next(iter(run.work.questions)))
         await control.answer(asked["given"][1], True, by="alice")
         raise AssertionError("it was answered")
 
@@ -265,7 +265,7 @@ def test_the_story_told_again_from_the_store_is_the_one_that_was_told(place: Pla
         await control.wait(asks.run_id)
         tools = await control.send("s", "tool")
         await until(
-            lambda: [c.state for c in (control._registry.runs[tools.run_id].calls or {}).values()] == ["running"]
+            lambda: [c.state for c in (control._registry.runs[tools.run_id].work.calls or {}).values()] == ["running"]
         )
         over = await control.send("s", "idle", strategy="rollback")
         await until(lambda: control._registry.runs[over.run_id].reply.open == "four")

@@ -167,7 +167,7 @@ def test_a_stop_between_registration_and_ack() -> None:
             await anyio.sleep(0.05)
             [live] = control._registry.runs.values()
             receipt = await control.stop(session="s", by="alice")
-            assert live.acked.is_set()
+            assert live.admittance.acked.is_set()
             sent = await sending
             assert receipt.aborted and receipt.runs[0].id == sent.run_id
             assert receipt.runs[0].body == "none"

@@ -211,8 +211,8 @@ def frees_anothers_seat(patch: pytest.MonkeyPatch) -> None:
     """A run that leaves the queue frees the seat as well."""
 
     def dequeue(registry: Registry, run: model.LiveRun) -> None:
-        if run in (run.session.waiting or ()):
-            run.session.waiting.remove(run)
+        if run in (run.session.queue or ()):
+            run.session.queue.remove(run)
             run.session.seat = None
 
     patch.setattr(Registry, "dequeue", dequeue)
@@ -234,14 +234,14 @@ def report_is_early(patch: pytest.MonkeyPatch) -> None:
 
     def early(self: Inbox, report: LiveRun) -> None:
         take_report(self, report)
-        report.due = True
+        report.admittance.due = True
 
     patch.setattr(Inbox, "take_report", early)
 
 
 def report_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     """Control gives no seat when a report becomes due."""
-    patch.setattr(Inbox, "offer", lambda self, report: setattr(report, "due", True))
+    patch.setattr(Inbox, "offer", lambda self, report: setattr(report.admittance, "due", True))
 
 
 def report_takes_over(patch: pytest.MonkeyPatch) -> None:
@@ -260,7 +260,9 @@ def report_takes_over(patch: pytest.MonkeyPatch) -> None:
 def stop_passes_over_reports(patch: pytest.MonkeyPatch) -> None:
     """A stop of the session leaves the reports that wait."""
     everyone = stopping._everyone
-    patch.setattr(stopping, "_everyone", lambda session: [run for run in everyone(session) if run.kind not in REPORTS])
+    patch.setattr(
+        stopping, "_everyone", lambda session: [run for run in everyone(session) if run.arrival.kind not in REPORTS]
+    )
 
 
 @pytest.mark.parametrize(
@@ -298,7 +300,7 @@ def refused_from(first: int) -> list[int]:
 
 def test_recording_changes_nothing() -> None:
     """A schedule plays the same while it is recorded, and every method is put back."""
-    methods = [(Registry, "seat"), (Fall, "take"), (Holds, "_grant"), (model.Stopping, "session")]
+    methods = [(Registry, "seat"), (Fall, "add"), (Holds, "_grant"), (model.Stopping, "session")]
     before = [owner.__dict__[name] for owner, name in methods]
     played = [play(seed) for seed in range(5)]
     for seed in range(5):

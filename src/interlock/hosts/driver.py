@@ -174,7 +174,7 @@ class HostDriver:
         turn = host.turn = HostTurn(host.turns, host, verbs, self._keeps, self._settled)
         self._busy[turn] = host
         self._last[run.session.id] = turn
-        run.bodies, run.hear_out = [turn], host.hear_out
+        run.work.bodies, run.limits.hear_out = [turn], host.hear_out
         turn.begin(message)
         return await turn.result
 

@@ -32,11 +32,12 @@ from interlock.runtime.crew import Crew
 from interlock.runtime.flag import Flag
 from interlock.runtime.holds import Hold
 from interlock.runtime.inline import Bodies, Threads
-from interlock.runtime.live import Body, Child
 from interlock.runtime.run import Message, Work
 from interlock.runtime.settings import OPEN_CALLS, REFUSALS, REPLY_BYTES
 from interlock.runtime.spawning import Finished, Running
+from interlock.runtime.ties import Child
 from interlock.runtime.tool import ToolSpec, describe_error
+from interlock.runtime.work import Body
 
 T = TypeVar("T")
 

@@ -176,7 +176,7 @@ class HostProcess:
         # were due. The timer therefore reads the link first and decides then. Otherwise an agent that returned in time
         # would be told as timed out.
         for _ in range(HEARD_BURSTS):
-            if not self._burst() or self.turn is None or self.turn.run.returned is not None:
+            if not self._burst() or self.turn is None or self.turn.run.limits.returned is not None:
                 return
 
     def _readable(self) -> None:

@@ -150,7 +150,7 @@ class HostTurn:
         self._returned = False
         self._quiet = False  # no body of the turn ran when the agent returned, by the host's word
         self._reading = asyncio.Lock()
-        kept_of(run).grade = host.containment.grade
+        kept_of(run.work).grade = host.containment.grade
 
     @property
     def fate(self) -> str:
@@ -167,7 +167,7 @@ class HostTurn:
         """Hand the turn to the host."""
         run = self.run
         assert run.generation is not None
-        agent = run.agent or SERVED
+        agent = run.arrival.agent or SERVED
         self.host.send(link.Begin(self.number, agent, run.id, run.session.id, run.generation, message))
 
     # The fall
@@ -203,7 +203,7 @@ class HostTurn:
         if self._quiet and not cause.early:
             self._settled(clean=True)
             return
-        at_work = [call.id for call in (self.run.calls or {}).values() if call.state is ToolState.INTERRUPTED]
+        at_work = [call.id for call in (self.run.work.calls or {}).values() if call.state is ToolState.INTERRUPTED]
         graces = [self._graces.get(call, 0.0) for call in at_work]
         if graces and min(graces) <= 0 and (cause.early or not self._returned):
             self.kill()
@@ -340,7 +340,7 @@ class HostTurn:
         # it is not before `heard` and not in the future, so a host that lies gains at most the time for which control
         # did not read.
         if not self.run.fallen:
-            self.run.returned = returned_at(at, heard=self.host.heard, now=self._loop.time())
+            self.run.limits.returned = returned_at(at, heard=self.host.heard, now=self._loop.time())
         if self.state is BodyState.RUNNING:
             self.state = BodyState.RETURNED
         # Only remember it: until the run falls a stop can still win, and then the host must prove again that it is
@@ -368,7 +368,7 @@ class HostTurn:
             self._finish()
 
     def _record(self, calls: tuple[link.Wanted, ...]) -> None:
-        specs, before = [], self.run.calls_made
+        specs, before = [], self.run.work.calls_made
         try:
             for call in calls:
                 grace = min(seconds_of(call.grace, "grace", None) or 0.0, GRACE_SECONDS)
@@ -379,7 +379,7 @@ class HostTurn:
         # The host has numbered all of these calls, refused ones too. Control counts them likewise: otherwise a permit
         # could be given for another call than the host asks for.
         finally:
-            self.run.calls_made = before + len(calls)
+            self.run.work.calls_made = before + len(calls)
 
     def _result(self, call: CallId, state: ToolState, result: Any, error: str | None) -> None:
         if state not in (ToolState.FINISHED, ToolState.FAILED):

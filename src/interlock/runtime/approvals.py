@@ -23,10 +23,11 @@ from interlock.core.events import Json, QuestionData
 from interlock.core.names import Effect, KnownPhase, Principal, QuestionId, QuestionState, SessionId
 from interlock.runtime.flag import Flag
 from interlock.runtime.inside import Inner, Inside
-from interlock.runtime.live import LiveRun, Question
+from interlock.runtime.live import LiveRun
 from interlock.runtime.outlet import Outlet
 from interlock.runtime.settings import QUESTIONS
-from interlock.stores.base import Ticket, committed, read
+from interlock.runtime.work import Question
+from interlock.stores.base import Ticket, commit_or_withdraw, read
 
 NEVER, ASK = "never", "ask"
 
@@ -75,13 +76,13 @@ class Approvals(Inner):
     ) -> Question:
         """Open a question of a current run, or raise Stale; one synchronous step."""
         run.fence.check(Effect.QUESTION)
-        if run.questions is None:
-            run.questions = {}
-        if len(run.questions) >= QUESTIONS:
+        if run.work.questions is None:
+            run.work.questions = {}
+        if len(run.work.questions) >= QUESTIONS:
             raise Refused(f"this run has asked {QUESTIONS} questions, the most it may; end it and begin another")
         question_id = QuestionId(self._registry.new_id("q"))
         question = Question(question_id, run, text, choices, tool=tool, arguments=arguments)
-        run.questions[question_id] = self._registry.questions[question_id] = question
+        run.work.questions[question_id] = self._registry.questions[question_id] = question
         patience = seconds or self._settings.ask_seconds
         question.timer = self._loop.call_later(patience, self._expire, question)
         question.asked_at = self._clock.wall()
@@ -94,14 +95,14 @@ class Approvals(Inner):
     async def answered(self, question: Question) -> bool | str:
         """Wait until a question is closed and return the answer, False if it expired; raise Stale if the run fell."""
         run = question.run
-        run.asking += 1
-        run.enter(question, KnownPhase.APPROVAL)
+        run.limits.asking += 1
+        run.limits.enter(question, KnownPhase.APPROVAL)
         try:
             await question.done.wait()
         finally:
-            run.asking -= 1
-            run.leave(question)
-            run.touched = self._clock.now()
+            run.limits.asking -= 1
+            run.limits.leave(question)
+            run.limits.touched = self._clock.now()
         run.fence.check(Effect.QUESTION)
         return question.answer if question.answer is not None else False
 
@@ -143,7 +144,7 @@ class Approvals(Inner):
             _open_info(question)
             for question in self._registry.questions.values()
             if question.state is QuestionState.OPEN
-            and session in (None, question.run.session.id, question.run.home.id)
+            and session in (None, question.run.session.id, question.run.ties.home.id)
             and self._may_answer(by, question)
         ]
 
@@ -191,7 +192,7 @@ class Approvals(Inner):
     async def _conclude(self, question: Question, ticket: Ticket, claimed: QuestionRow) -> None:
         """Close a question with an answer once the store has it, unless the question went void first."""
         try:
-            inside = await committed(self._store, ticket, self._settings.commit_seconds)
+            inside = await commit_or_withdraw(self._store, ticket, self._settings.commit_seconds)
             if inside and question.state is QuestionState.OPEN:
                 question.answer, question.by = claimed.answer, claimed.by
                 self._close(question, QuestionState.ANSWERED)

@@ -171,7 +171,7 @@ class Control(Caller):
     @property
     def queued(self) -> int:
         """How many messages wait for a seat, over all sessions."""
-        return sum(len(session.waiting or ()) for session in self._registry.sessions.values())
+        return sum(len(session.queue or ()) for session in self._registry.sessions.values())
 
     async def grade(self) -> str:
         """Return the grade of containment that receipts name; `inline` where no process can be started."""
@@ -276,7 +276,7 @@ class Control(Caller):
         live = self._registry.runs.get(wanted)
         if live is None or self._registry.closing:
             return False
-        return live.itself.current and self._sight.may_see(principal, live.itself)
+        return live.absorber_or_self.current and self._sight.may_see(principal, live.absorber_or_self)
 
     # What control itself answers
 
@@ -315,7 +315,7 @@ class Control(Caller):
         for run in list(self._registry.runs.values()):
             self._let_go(run)
         for session in self._registry.sessions.values():
-            for running in session.kept.running if session.kept is not None else ():
+            for running in session.processes.running if session.processes is not None else ():
                 running.end()
         bounds = self.settings
         await self._crew.wait(2 * bounds.commit_seconds + bounds.grace_seconds + bounds.drain_seconds + SLACK_SECONDS)
@@ -328,21 +328,21 @@ class Control(Caller):
         await self._driver.close()
         await self._processes.close()
         with anyio.move_on_after(SLACK_SECONDS):
-            await self._store.close(clean=not self._registry.settling)
+            await self._store.close(clean=not self._registry.recovering)
 
     def _let_go(self, run: LiveRun) -> None:
         if run.state in (State.SEATED, State.STARTED):
             # During recovery the run is one of an earlier start; the next start settles it.
-            if not self._registry.settling:
+            if not self._registry.recovering:
                 self._endings.end(run, Cause(ending=Ending.SHUTDOWN))
         # A queued message stays in the store for the next start; its waiters get `pending`.
         elif run.state is State.QUEUED:
-            for timer in run.timers or ():
+            for timer in run.limits.timers or ():
                 timer.cancel()
             run.ended.set()
-            run.called.set()
+            run.seated_or_over.set()
         # A message that is joining another one is already decided on and is not turned away.
-        elif run.state is State.ARRIVING and run.joining is None:
+        elif run.state is State.ARRIVING and run.ties.joining is None:
             self._inbox.turn_away(
                 run, Unavailable("this control is closing; nothing was kept, send the message again after the restart")
             )

@@ -7,7 +7,7 @@
 3. All deadlines of a run count from its dispatch, so only the shortest is armed. The store keeps the caller's deadline
    alone (0: none): an operator's limit is that of the server that runs the message.
 4. A parent's deadline needs no timer for the child: the child falls with its parent. A parent that passed its limit
-   ended at that instant, however late the loop comes to it, so its children are settled as of then (`Fall.take(at=)`),
+   ended at that instant, however late the loop comes to it, so its children are settled as of then (`Fall.add(at=)`),
    and a child's own limit stands only if it is not later.
 5. Neither a sender nor an agent that delegates can lengthen the operator's limits: `child_deadline` bounds every child,
    `agent_deadlines` every run of an agent.
@@ -45,9 +45,9 @@ class Deadlines:
 
     def dispatched(self, run: LiveRun) -> None:
         """Replace the queue limit of a dispatched run by its deadline and its idle limit, which count from here."""
-        for timer in run.timers or ():
+        for timer in run.limits.timers or ():
             timer.cancel()
-        run.timers, run.limits, run.touched = None, (), self._clock.now()
+        run.limits.timers, run.limits.armed, run.limits.touched = None, (), self._clock.now()
         shortest = min(self._bounds(run), key=lambda bound: bound[0], default=None)
         if shortest is not None:
             seconds, of = shortest
@@ -61,37 +61,38 @@ class Deadlines:
 
         The control's own deadline bounds messages whose callers gave none, and detached children.
         """
-        settings, said = self._settings, (run, *(run.collection.parts if run.collection is not None else ()))
-        is_child = run.kind is RunKind.CHILD
+        settings = self._settings
+        said = [run, *run.ties.collected]
+        is_child = run.arrival.kind is RunKind.CHILD
         for each in said:
-            if each.deadline:
-                yield each.deadline, LimitOf.CALLER
-        if (of_agent := settings.agent_deadlines.get(run.agent or SERVED)) is not None:
+            if each.arrival.deadline:
+                yield each.arrival.deadline, LimitOf.CALLER
+        if (of_agent := settings.agent_deadlines.get(run.arrival.agent or SERVED)) is not None:
             yield of_agent, LimitOf.AGENT
         if is_child and settings.child_deadline:
             yield settings.child_deadline, LimitOf.OPERATOR
-        unsaid = run.detached if is_child else any(each.deadline is None for each in said)
+        unsaid = run.ties.detached if is_child else any(each.arrival.deadline is None for each in said)
         if unsaid and settings.deadline:
             yield settings.deadline, LimitOf.OPERATOR
 
     def _arm(self, run: LiveRun, limit: Limit) -> None:
-        run.limits = (*run.limits, limit)
+        run.limits.armed = (*run.limits.armed, limit)
         self._set_timer(run, limit, limit.at)
 
     def _set_timer(self, run: LiveRun, limit: Limit, at: float) -> None:
         # At least one step of the loop ahead: uvloop makes a plain callback of a timer that is due now, and a plain
         # callback has no `when()`.
         timer = self._loop.call_at(max(at, self._clock.now() + LOOP_STEP_SECONDS), self._fire, run, limit)
-        run.timers = [*(other for other in run.timers or () if other.when() > self._clock.now()), timer]
+        run.limits.timers = [*(other for other in run.limits.timers or () if other.when() > self._clock.now()), timer]
 
     def _fire(self, run: LiveRun, limit: Limit) -> None:
-        if run.fallen or limit not in run.limits:
+        if run.fallen or limit not in run.limits.armed:
             return
-        if run.hear_out is not None and self._clock.now() >= run.standing(limit).at:
-            run.hear_out()
-        at = run.standing(limit).at
+        if run.limits.hear_out is not None and self._clock.now() >= run.limits.limit_now(limit).at:
+            run.limits.hear_out()
+        at = run.limits.limit_now(limit).at
         # The agent returned in time; its ending is on its way.
-        if run.fallen or (run.returned is not None and run.returned < at):
+        if run.fallen or (run.limits.returned is not None and run.limits.returned < at):
             return
         # A sign of life moved the idle limit, or the timer fired early: arm it again.
         if self._clock.now() < at:

@@ -4,7 +4,7 @@
    parent's principal and owner. So children need no second path and no second set of rights.
 2. A child begins in the step that passes its parent's fence. A child whose parent falls while it arrives is born ended
    (race 44).
-3. A child falls with its parent, in the same step (`Fall.take`). A detached child belongs to the session at the top of
+3. A child falls with its parent, in the same step (`Fall.add`). A detached child belongs to the session at the top of
    the tree and ends with that.
 4. `delegate` returns the child's ending when it is public, and never waits for its cleanup. The child's ending is
    published to the parent's watchers while the parent is there; afterwards the parent's terminal event names it
@@ -19,11 +19,13 @@ from typing import Protocol
 from interlock.core.errors import BadInput, Refused
 from interlock.core.names import Announce, Effect, Ending, KnownPhase, RunId, RunKind, Strategy
 from interlock.core.outcome import Cause, Outcome
+from interlock.runtime.arrival import Arrival
 from interlock.runtime.clock import Clock
 from interlock.runtime.ending import Endings
-from interlock.runtime.live import Child, LiveRun, own_session
+from interlock.runtime.live import LiveRun, own_session
 from interlock.runtime.registry import Registry
 from interlock.runtime.settings import CHILDREN, DEPTH
+from interlock.runtime.ties import Child
 
 
 class Starter(Protocol):
@@ -57,25 +59,25 @@ class Delegation:
     ) -> Child:
         """Begin a child and, unless it is detached, wait for its ending."""
         child = self._begin(parent, agent, text, deadline, detached, announce)
-        parent.resting += 1
-        parent.enter(child, KnownPhase.CHILD)
+        parent.limits.resting += 1
+        parent.limits.enter(child, KnownPhase.CHILD)
         try:
-            await (child.acked if detached else child.ended).wait()
+            await (child.admittance.acked if detached else child.ended).wait()
         except BaseException:
             # The agent gave up waiting, by a timeout of its own for example: no code will read the result.
             if not detached:
                 self._endings.end(child, Cause(ending=Ending.STOPPED, by=parent.principal))
             raise
         finally:
-            parent.resting -= 1
-            parent.leave(child)
-            parent.touched = self._clock.now()
+            parent.limits.resting -= 1
+            parent.limits.leave(child)
+            parent.limits.touched = self._clock.now()
         # The child's result is an effect on its parent: a superseded parent must not receive it (race 46).
         parent.fence.check(Effect.CHILD)
-        if child.problem is not None:
-            raise child.problem.with_traceback(None)
+        if child.admittance.problem is not None:
+            raise child.admittance.problem.with_traceback(None)
         # An announced child's ending comes by its announcement alone, so it is `pending` here even if it is over.
-        outcome = None if child.announce is not None else child.outcome_now
+        outcome = None if child.arrival.announce is not None else child.outcome_now
         if outcome is None:
             return Child(run_id=child.id, outcome=Outcome(run_id=child.id, ending=Ending.PENDING))
         return Child(run_id=child.id, outcome=outcome, text=outcome.text)
@@ -94,36 +96,36 @@ class Delegation:
         # The id is new, so the store cannot have this session. Owner and rights are the parent's from the first step.
         session.loaded = True
         session.owner, session.stored = parent.session.owner, parent.session.stored
-        session.home = parent.home
+        session.home = parent.ties.home
         child = LiveRun(
             run_id,
             session,
-            principal=parent.principal,
-            text=text,
-            kind=RunKind.CHILD,
-            method="delegate",
-            key=None,
-            digest="",
-            strategy=Strategy.INTERRUPT,
-            deadline=deadline,
-            admitted_at=self._clock.wall(),
-            # A late stop that spares the parent by the order of its channel spares the child too.
-            order=parent.order,
-            agent=agent,
+            Arrival(
+                principal=parent.principal,
+                text=text,
+                kind=RunKind.CHILD,
+                method="delegate",
+                strategy=Strategy.INTERRUPT,
+                deadline=deadline,
+                admitted_at=self._clock.wall(),
+                # A late stop that spares the parent by the order of its channel spares the child too.
+                order=parent.arrival.order,
+                agent=agent,
+                announce=announce,
+            ),
             parent=parent,
             detached=detached,
-            announce=announce,
         )
-        child.announce_to = parent.agent if parent.parent is None else parent.announce_to
+        child.ties.announce_to = parent.arrival.agent if parent.ties.parent is None else parent.ties.announce_to
         return self._stage.begin(child)
 
     def _room(self, parent: LiveRun, detached: bool) -> None:
-        depth, root, above = 1, parent, parent.parent
+        depth, root, above = 1, parent, parent.ties.parent
         while above is not None:
-            depth, root, above = depth + 1, root if root.detached else above, above.parent
+            depth, root, above = depth + 1, root if root.ties.detached else above, above.ties.parent
         if depth > DEPTH:
             raise Refused(f"this run is {DEPTH} generations below the first, the most there may be; do the work here")
-        alive = len(parent.home.detached or ()) if detached else root.descendants
+        alive = len(parent.ties.home.detached or ()) if detached else root.ties.descendants
         if alive >= CHILDREN:
             kind = "detached in its session" if detached else "alive in its tree"
             raise Refused(f"{CHILDREN} children are {kind}, the most there may be; wait for some to end")

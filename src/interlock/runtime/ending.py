@@ -1,6 +1,6 @@
 """From the fall to the receipt: t1 (the ending is public), t2 (drain), t3 (drained).
 
-t0 is `Fall.take`, and in the same step `Endings.close` hands the fall's one Decision to the store.
+t0 is `Fall.add`, and in the same step `Endings.close` hands the fall's one Decision to the store.
 t1 comes at most COMMIT_SECONDS later, after a takeover at most UNKEPT_SECONDS more: one terminal event for every fallen
    run, then the receipt. If the store has not answered by then, the event says `durable: false`, and the write is tried
    again until it is committed. Then the receipt is published again.
@@ -32,10 +32,11 @@ from interlock.runtime.fall import Fall
 from interlock.runtime.fallen import was_dropped
 from interlock.runtime.flag import Happening
 from interlock.runtime.inside import Inner, Inside
-from interlock.runtime.live import Body, Falling, LiveRun, delegated
+from interlock.runtime.live import LiveRun, delegated
 from interlock.runtime.outlet import Outlet
 from interlock.runtime.registry import Session
-from interlock.stores.base import StoreFailed, Ticket, committed
+from interlock.runtime.work import Body
+from interlock.stores.base import StoreFailed, Ticket, commit_or_withdraw
 
 log = logging.getLogger("interlock")
 
@@ -87,7 +88,7 @@ class Endings(Inner):
         if run.fallen or self._registry.closed or not may(run.state, Move.END):
             return None
         fall = self.open(run.session, by=cause.by)
-        fall.take(run, cause, closing=closing)
+        fall.add(run, cause, closing=closing)
         self.close(fall)
         return fall
 
@@ -110,7 +111,7 @@ class Endings(Inner):
 
     async def _aftermath(self, fall: Fall) -> None:
         """Have the completed receipt stored; then the fall and its runs leave memory."""
-        await fall.kept.wait()
+        await fall.stored.wait()
         self._complete.append(fall)
         if not self._storing:
             self._storing = self._crew.start(self._store_receipts(), name="receipts") is not None
@@ -147,11 +148,11 @@ class Endings(Inner):
             # A run that has left memory does not refer to its fall: the two would be a cycle, left to the collector.
             run.outcome, run.fall = fall.told(run), None
             # The receipt of a parent still names the bodies of its children.
-            if run.parent is None:
-                run.bodies = run.hear_out = None
+            if run.ties.parent is None:
+                run.work.bodies = run.limits.hear_out = None
             self._registry.retire(run)
         if fall.successor is not None:
-            fall.successor.took = None
+            fall.successor.admittance.took = None
         self._registry.falls.pop(fall.id, None)
         for session in sessions:
             if session.falls is not None and fall in session.falls:
@@ -170,8 +171,8 @@ class Endings(Inner):
         # The store soon says whether it has the newer message. If not, the ending must not name that message as
         # successor.
         if verdict is None and fall.successor is not None:
-            await _all_set([fall.successor.acked], until + UNKEPT_SECONDS)
-        ahead = [run.acked for run in fall.runs]
+            await _all_set([fall.successor.admittance.acked], until + UNKEPT_SECONDS)
+        ahead = [run.admittance.acked for run in fall.runs]
         # An earlier ending that is not public by then is published together with this one (`_tell`).
         ahead += [before.ended for before in earlier(fall)]
         await _all_set(ahead, until)
@@ -217,21 +218,21 @@ class Endings(Inner):
         self._show_receipt(fall)
         fall.ended.set()
         if durable:
-            fall.kept.set()
+            fall.stored.set()
 
     def _seal(self, fall: Fall, run: LiveRun) -> None:
         """Publish a run's terminal event, and tell its parent's watchers at once, not when the child is drained.
 
         Where the parent has fallen, its own terminal event names the child: nothing of a run follows that event.
         """
-        parent = run.parent
+        parent = run.ties.parent
         above = None if parent is None or parent.fallen else Outlet(parent, self._feed)
-        if above is not None and not run.said:
+        if above is not None and not run.message_published:
             above.emit(Effect.CHILD, msgspec.structs.replace(delegated(run), outcome=None))
         Outlet(run, self._feed).seal(fall.terminal(run), fall.closed[run.id].blocks)
         if above is not None:
             above.emit(Effect.CHILD, delegated(run))
-            run.announced = True
+            run.ties.announced = True
 
     def begin_anew(self, session: Session) -> None:
         """Let a session's transcript begin after everything published so far.
@@ -253,8 +254,8 @@ class Endings(Inner):
         for run in fall.runs:
             if run.session is not fall.session:
                 of.setdefault(run.session, []).append(run.id)
-            if run.detached and run.home is not fall.session:
-                of.setdefault(run.home, []).append(run.id)
+            if run.ties.detached and run.ties.home is not fall.session:
+                of.setdefault(run.ties.home, []).append(run.id)
         for session, receipt in split(fall.receipt(), of).items():
             self._feed.publish(session.id, None, ReceiptData(receipt=receipt))
 
@@ -317,7 +318,7 @@ class Endings(Inner):
             # The first write was not committed, so the newer message is about to be withdrawn. Wait for that: the next
             # write does not admit the message, and must not name it as successor.
             if fall.successor is not None:
-                await fall.successor.acked.wait()
+                await fall.successor.admittance.acked.wait()
             ticket = self._store.decide(fall.decision())
         fall.durable = True
         if self._adopt(fall, verdict):
@@ -326,7 +327,7 @@ class Endings(Inner):
                 self._feed.publish(session.id, None, Correction(outcome=outcome))
         fall.record()
         self._show_receipt(fall)
-        fall.kept.set()
+        fall.stored.set()
 
     def insist(self, decision: Decision, session: Session | None = None) -> Ticket:
         """Hand a decision to the store in this step, and let a task try again until it is committed.
@@ -344,26 +345,26 @@ class Endings(Inner):
         self, ticket: Ticket, decision: Decision, pin: contextlib.AbstractContextManager[Session | None]
     ) -> None:
         try:
-            if not await committed(self._store, ticket, self._settings.commit_seconds):
+            if not await commit_or_withdraw(self._store, ticket, self._settings.commit_seconds):
                 await self.keep(decision)
         finally:
             pin.__exit__(None, None, None)
 
     async def keep(self, decision: Decision) -> None:
         """Hand a decision to the store again and again until it is committed."""
-        while not await committed(self._store, self._store.decide(decision), self._settings.commit_seconds):
+        while not await commit_or_withdraw(self._store, self._store.decide(decision), self._settings.commit_seconds):
             await anyio.sleep(self._settings.retry_seconds)
 
 
-def earlier(fall: Falling) -> list[Falling]:
+def earlier(fall: Fall) -> list[Fall]:
     """Return the falls that are to be published before this one: earlier ones of its sessions, and its children's."""
-    before: list[Falling] = []
+    before: list[Fall] = []
     for session in fall.sessions:
-        falls: list[Falling] = session.falls or []
+        falls: list[Fall] = session.falls or []
         if fall in falls:
             before += falls[: falls.index(fall)]
     for run in fall.runs:
-        before += run.child_falls or ()
+        before += run.ties.child_falls or ()
     return before
 
 

@@ -1,4 +1,4 @@
-"""The one way to end: every run ends through `Fall.take`, whatever the cause.
+"""The one way to end: every run ends through `Fall.add`, whatever the cause.
 
 1. The causes are completion, failure, stop, takeover, a passed limit, a parent's end, shutdown and loss. All of t0
    happens in one synchronous step: the ending is settled · the fence closes · if the run has the seat, the seat is free
@@ -59,9 +59,10 @@ from interlock.runtime.fallen import (
 )
 from interlock.runtime.feed import Feed
 from interlock.runtime.flag import Flag
-from interlock.runtime.live import Body, LiveRun
+from interlock.runtime.live import LiveRun
 from interlock.runtime.registry import Registry, Session
 from interlock.runtime.settings import REFUSALS, TOOLS_LISTED
+from interlock.runtime.work import Body
 
 if TYPE_CHECKING:
     from interlock.runtime.spawning import Running
@@ -82,7 +83,7 @@ class Fall:
         self.cause: Cause | None = None
         self.runs: list[LiveRun] = []
         self.closed: dict[RunId, Closed] = {}
-        self.swept: list[Running] = []  # detached processes that a stop of their session ended
+        self.detached_ended: list[Running] = []  # detached processes that a stop of their session ended
         self.resets: list[Session] = []  # sessions whose transcripts begin anew after this fall
         # The keys of runs that fell before their ack. They are stored with the endings, so that a sender who tries
         # again under the same key is told how the run ended.
@@ -100,7 +101,7 @@ class Fall:
         self.drained_at: float | None = None
         self.ended = Flag()
         self.drained = Flag()
-        self.kept = Flag()  # set when the endings are in the store
+        self.stored = Flag()  # set when the endings are in the store
         self._recorded: Receipt | None = None  # the receipt as it was last built
         self._registry = registry
         self._feed = feed
@@ -112,7 +113,7 @@ class Fall:
 
     # t0
 
-    def take(self, run: LiveRun, cause: Cause, *, closing: str | None = None, at: float = math.inf) -> None:
+    def add(self, run: LiveRun, cause: Cause, *, closing: str | None = None, at: float = math.inf) -> None:
         """Let a run fall; a run that has fallen already is left alone.
 
         A passed limit beats the cause given (`settle`). `closing` is the text that the agent returned. If the run falls
@@ -122,9 +123,9 @@ class Fall:
         if run.fallen or not may(run.state, Move.END):
             return
         was_started = run.state is State.STARTED
-        limits = [run.standing(limit) for limit in run.limits]
+        limits = [run.limits.limit_now(limit) for limit in run.limits.armed]
         # If the agent in a host has returned, use the instant of its return, even if control reads of it later.
-        now = min(at, self._clock.now() if run.returned is None else run.returned)
+        now = min(at, self._clock.now() if run.limits.returned is None else run.limits.returned)
         passed = passed_limit(now, limits)
         settled = settle(cause, now=now, limits=limits, phase=run.doing)
         # This line closes the run's fence. Every verb of an agent tests the fence in the step that admits its effect,
@@ -139,7 +140,7 @@ class Fall:
         decided = run.state is not State.ARRIVING
         # Count the waiting messages that this fall ends early. A note also ends while it is queued, but as completed,
         # so it is not counted.
-        queued = settled.early and run.parent is None and run.state in (State.ARRIVING, State.QUEUED)
+        queued = settled.early and run.ties.parent is None and run.state in (State.ARRIVING, State.QUEUED)
         run.move(Move.END)
         run.fall = self
         # True if the run was never seated and the store has no row of its session. The text of such a run is shown to
@@ -162,7 +163,7 @@ class Fall:
         self.closed[run.id] = Closed(self._close_reply(run, settled, closing), void, holds, queued, decided)
         self._close_calls(run)
         run.outcome = self._outcome(run, settled)
-        if not run.acked.is_set() and (key := run.key_row()) is not None:
+        if not run.admittance.acked.is_set() and (key := run.key_row()) is not None:
             self.keys.append(key)
         # A run that was never seated is no part of the conversation: the next turn is not told of it.
         if run.generation is not None:
@@ -172,7 +173,7 @@ class Fall:
                 run.session.crashes = 0
         if was_started:
             self._cut(run)
-        run.called.set()
+        run.seated_or_over.set()
         self._take_along(run, settled, at if passed is None else passed.at)
 
     def _before_parent(self, run: LiveRun) -> None:
@@ -181,13 +182,13 @@ class Fall:
         So the parent's ending is published after this fall's, and the parent is drained only when this fall is drained.
         The tools that a child began count as begun by the parent, unless the child is detached.
         """
-        parent = run.parent
+        parent = run.ties.parent
         if parent is None or parent.fallen:
             return
-        if run.begun and not run.detached:
-            parent.begun = {**(parent.begun or {}), **run.begun}
-        draining = [fall for fall in parent.child_falls or () if not fall.drained.is_set()]
-        parent.child_falls = draining if self in draining else [*draining, self]
+        if run.work.begun and not run.ties.detached:
+            parent.work.begun = {**(parent.work.begun or {}), **run.work.begun}
+        draining = [fall for fall in parent.ties.child_falls or () if not fall.drained.is_set()]
+        parent.ties.child_falls = draining if self in draining else [*draining, self]
 
     def _take_along(self, run: LiveRun, settled: Cause, at: float) -> None:
         """Let all that is part of a run fall in the same step: its children, and a message being added to it.
@@ -196,22 +197,22 @@ class Fall:
         children are settled as of `at`, or as of now if that is earlier.
         """
         with_parent = WITH_PARENT if settled.limit_of is None else BY_ITS_LIMIT
-        for child in tuple((run.children or {}).values()):
-            if not child.detached:
-                self.take(child, with_parent, at=at)
-        if run.collection is not None and run.collection.merging is not None:
-            self.take(run.collection.merging, settled)
+        for child in tuple((run.ties.children or {}).values()):
+            if not child.ties.detached:
+                self.add(child, with_parent, at=at)
+        if run.ties.collection is not None and run.ties.collection.merging is not None:
+            self.add(run.ties.collection.merging, settled)
 
     def sweep(self, running: Sequence[Running], cause: Cause) -> None:
         """End detached processes with this fall, in the same step."""
         self.cause = self.cause or cause
         for process in running:
             process.end()
-            self.swept.append(process)
+            self.detached_ended.append(process)
 
     @staticmethod
     def _void_questions(run: LiveRun) -> tuple[QuestionId, ...]:
-        opened = [question for question in (run.questions or {}).values() if question.state is QuestionState.OPEN]
+        opened = [question for question in (run.work.questions or {}).values() if question.state is QuestionState.OPEN]
         for question in opened:
             question.close(QuestionState.VOID)
         return tuple(question.id for question in opened)
@@ -234,7 +235,7 @@ class Fall:
     @staticmethod
     def _close_calls(run: LiveRun) -> None:
         """Close every open tool call: skipped if it was not permitted yet, else interrupted."""
-        for call in (run.calls or {}).values():
+        for call in (run.work.calls or {}).values():
             call.state = ToolState.SKIPPED if call.state is ToolState.PENDING else ToolState.INTERRUPTED
 
     def _outcome(self, run: LiveRun, cause: Cause) -> Outcome:
@@ -263,9 +264,9 @@ class Fall:
 
     @staticmethod
     def _disarm(run: LiveRun) -> None:
-        for timer in run.timers or ():
+        for timer in run.limits.timers or ():
             timer.cancel()
-        run.timers = None
+        run.limits.timers = None
 
     @staticmethod
     def _cut(run: LiveRun) -> None:
@@ -275,19 +276,21 @@ class Fall:
         after its grace, or after REFUSALS refused verbs: otherwise a loop of `say` that swallows Stale would spin until
         its grace is over.
         """
-        run.refusal_budget = REFUSALS
-        if run.notice is not None:
-            run.notice.tell()
+        run.work.refusal_budget = REFUSALS
+        if run.work.notice is not None:
+            run.work.notice.tell()
             # The notice closes its file descriptors when its last reference is gone, which may be in a tool that still
             # runs.
-            run.notice = None
-        if run.kept is not None:
+            run.work.notice = None
+        if run.work.processes is not None:
             # A detached process belongs to the session once it has a pid. Without a pid the process still belongs to
             # the run and is ended with it: otherwise it would begin after the stop was acknowledged.
-            unborn = [each.containment for each in run.kept.running if each.order.detached and each.pid is None]
-            held = [*run.kept.containments, *unborn]
-            run.kept.containments = [each for each in held if not each.done.is_set()]
-        for body in (*held_by(run), *(run.bodies or ())):
+            unborn = [
+                each.containment for each in run.work.processes.running if each.order.detached and each.pid is None
+            ]
+            held = [*run.work.processes.containments, *unborn]
+            run.work.processes.containments = [each for each in held if not each.done.is_set()]
+        for body in (*held_by(run), *(run.work.bodies or ())):
             # A body may wait for something that raises when it is cancelled. Go on with the next: the fence does not
             # depend on the cut.
             try:
@@ -302,21 +305,21 @@ class Fall:
         `swept` are the detached processes that this fall ended.
         """
         of_runs = [containment for run in with_children(self.runs) for containment in held_by(run)]
-        return [*of_runs, *(process.containment for process in self.swept)]
+        return [*of_runs, *(process.containment for process in self.detached_ended)]
 
     @property
     def bodies(self) -> list[Body]:
         """The bodies of these runs, and of their children that fell before them."""
-        return [body for run in with_children(self.runs) for body in run.bodies or ()]
+        return [body for run in with_children(self.runs) for body in run.work.bodies or ()]
 
     @property
     def sessions(self) -> list[Session]:
         """The sessions that this fall touches: its own, those of fallen children, and the homes of detached ones."""
-        if len(self.runs) == 1 and self.runs[0].session is self.session and not self.runs[0].detached:
+        if len(self.runs) == 1 and self.runs[0].session is self.session and not self.runs[0].ties.detached:
             return [self.session]
         touched = {self.session: None}
         touched.update((run.session, None) for run in self.runs)
-        touched.update((run.home, None) for run in self.runs if run.detached)
+        touched.update((run.ties.home, None) for run in self.runs if run.ties.detached)
         return list(touched)
 
     def seat_next(self) -> None:
@@ -360,7 +363,7 @@ class Fall:
             tools=tuple(row for run in self.runs for row in tool_rows(run)),
             questions=tuple(row for run in self.runs for row in closed_rows(run)),
             receipts=(self.record(),),
-            aliases=tuple((part.id, run.id) for run in self.runs for part in run.absorbed or ()),
+            aliases=tuple((part.id, run.id) for run in self.runs for part in run.ties.absorbed or ()),
         )
 
     def _row(self, run: LiveRun) -> RunRow:
@@ -387,10 +390,11 @@ class Fall:
 
         Such children fell with this run, or their endings were not public yet when this run fell.
         """
-        for fall in (self, *(run.child_falls or ())):
+        falls: list[Fall] = [self, *(run.ties.child_falls or ())]
+        for fall in falls:
             for child in fall.runs:
-                if child.parent is run and not child.announced and child.outcome is not None:
-                    yield ChildEnd(child=child.id, agent=child.agent or "", ending=child.outcome.ending)
+                if child.ties.parent is run and not child.ties.announced and child.outcome is not None:
+                    yield ChildEnd(child=child.id, agent=child.arrival.agent or "", ending=child.outcome.ending)
 
     def told(self, run: LiveRun) -> Outcome:
         """Return a run's outcome, with `drained` and `durable` as they are now."""
@@ -415,10 +419,10 @@ class Fall:
             drain=self.drain,
             durable=self.durable,
         )
-        runs = [fallen(run, self.told(run), self.closed[run.id], self.swept) for run in self.runs]
+        runs = [fallen(run, self.told(run), self.closed[run.id], self.detached_ended) for run in self.runs]
         tools = tuple(tool for run in self.runs for tool in listed(run))[:TOOLS_LISTED]
         # The detached processes that a stop ended belong to none of its runs.
-        beside = (totals([each.containment for each in self.swept]),) if self.swept else ()
+        beside = (totals([each.containment for each in self.detached_ended]),) if self.detached_ended else ()
         self._recorded = summed(head, runs, tools, *beside)
         return self._recorded
 
@@ -448,13 +452,13 @@ def seat_next(registry: Registry, session: Session) -> LiveRun | None:
     Every waiting message gets its seat here, in one step, and a taken seat is never given. So no message is seated
     twice, and the late end of an old run cannot seat a message while a newer run has the seat (races 25 and 26).
     """
-    if session.seat is not None or registry.settling or registry.closing or session.parked or not session.waiting:
+    if session.seat is not None or registry.recovering or registry.closing or session.parked or not session.queue:
         return None
-    run = next((run for run in session.waiting if run.due), None)
+    run = next((run for run in session.queue if run.admittance.due), None)
     # A collecting message is not seated until its quiet time is over. The inbox then calls this function again.
-    if run is None or (run.collection is not None and not run.collection.ready):
+    if run is None or (run.ties.collection is not None and not run.ties.collection.ready):
         return None
-    session.waiting.remove(run)
+    session.queue.remove(run)
     registry.seat(run)
     return run
 
@@ -465,5 +469,5 @@ def without_result(call_id: CallId, name: str, state: ToolState, outcome: Outcom
 
 
 def _without_results(run: LiveRun, outcome: Outcome) -> Iterator[Tool]:
-    for call in (run.calls or {}).values():
+    for call in (run.work.calls or {}).values():
         yield without_result(call.id, call.name, call.state, outcome)

@@ -17,8 +17,9 @@ from interlock.core.names import BodyState, QuestionId, QuestionState
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import GRADES, FallenRun, FallenTool, Processes, Totals
 from interlock.processes.base import UNSEEN, Containment, Grade
-from interlock.runtime.live import Body, LiveRun, ToolCall
+from interlock.runtime.live import LiveRun
 from interlock.runtime.settings import TOOLS_LISTED
+from interlock.runtime.work import Body, ToolCall
 
 if TYPE_CHECKING:
     from interlock.runtime.spawning import Running
@@ -41,7 +42,7 @@ def fallen(run: LiveRun, outcome: Outcome, closed: Closed, swept: Collection[Run
     return FallenRun(
         id=run.id,
         outcome=outcome,
-        body=run.body_state,
+        body=run.work.body_state,
         refused=dict(run.fence.refused or {}),
         totals=_totals_of(run, closed, swept),
     )
@@ -49,18 +50,18 @@ def fallen(run: LiveRun, outcome: Outcome, closed: Closed, swept: Collection[Run
 
 def _totals_of(run: LiveRun, closed: Closed, swept: Collection[Running]) -> Totals:
     held, processes = NOTHING, NOTHING.processes
-    if run.kept is not None:
-        holding = run.kept.containments
-        held = totals(holding, run.kept.grade) if holding else _totals_of_grade(run.kept.grade)
-        left = (each for each in run.kept.running if each.order.detached and each not in swept)
+    if run.work.processes is not None:
+        holding = run.work.processes.containments
+        held = totals(holding, run.work.processes.grade) if holding else _totals_of_grade(run.work.processes.grade)
+        left = (each for each in run.work.processes.running if each.order.detached and each not in swept)
         detached = sum(each.containment not in holding for each in left)
         processes = msgspec.structs.replace(held.processes, detached=detached) if detached else held.processes
     return Totals(
         grade=held.grade,
         unseen=held.unseen,
         processes=processes,
-        host=run.host,
-        kept=run.kept_with_host,
+        host=run.work.host,
+        kept=run.work.kept_with_host,
         questions=len(closed.void),
         queued=int(closed.queued),
         holds=closed.holds,
@@ -86,13 +87,13 @@ def _totals_of_grade(grade: Grade | None) -> Totals:
 
 def listed(run: LiveRun) -> list[FallenTool]:
     """Return the calls that a receipt names: the open ones first, then the latest that finished."""
-    calls: list[ToolCall] = [*(run.calls or {}).values(), *(run.finished or ())]
+    calls: list[ToolCall] = [*(run.work.calls or {}).values(), *(run.work.finished or ())]
     return [FallenTool(name=call.name, state=call.state, run_id=run.id) for call in calls]
 
 
 def held_by(run: LiveRun) -> list[Containment]:
     """Return the containments of a run."""
-    return [] if run.kept is None else run.kept.containments
+    return [] if run.work.processes is None else run.work.processes.containments
 
 
 def with_children(runs: Sequence[LiveRun]) -> Sequence[LiveRun]:
@@ -100,13 +101,13 @@ def with_children(runs: Sequence[LiveRun]) -> Sequence[LiveRun]:
 
     A parent is drained only when these children are.
     """
-    if all(run.child_falls is None for run in runs):
+    if all(run.ties.child_falls is None for run in runs):
         return runs
     found, rest = [], list(reversed(runs))
     while rest:
         run = rest.pop()
         found.append(run)
-        rest += [child for earlier in run.child_falls or () for child in earlier.runs]
+        rest += [child for earlier in run.ties.child_falls or () for child in earlier.runs]
     return found
 
 
@@ -116,9 +117,9 @@ def _abandoned(run: LiveRun) -> list[Body]:
     Of a child that ended before its parent, return only bodies that were dropped or still run. The child's own receipt
     named its other bodies as abandoned, but control has seen them end since.
     """
-    found = [body for body in run.bodies or () if body.state is BodyState.ABANDONED]
-    for fall in run.child_falls or ():
-        below = (body for child in with_children(fall.runs) for body in child.bodies or ())
+    found = [body for body in run.work.bodies or () if body.state is BodyState.ABANDONED]
+    for fall in run.ties.child_falls or ():
+        below = (body for child in with_children(fall.runs) for body in child.work.bodies or ())
         given_up = (body for body in below if body.state is BodyState.ABANDONED)
         found += [body for body in given_up if was_dropped(body) or not body.done.is_set()]
     return found
@@ -134,9 +135,9 @@ def begun(run: LiveRun) -> dict[str, None]:
 
     The effects of these tools remain.
     """
-    names = dict(run.begun or {})
-    for child in (run.children or {}).values():
-        if not child.detached:
+    names = dict(run.work.begun or {})
+    for child in (run.ties.children or {}).values():
+        if not child.ties.detached:
             names.update(begun(child))
     return names
 
@@ -152,7 +153,7 @@ def closed_rows(run: LiveRun) -> list[QuestionRow]:
     Questions that were closed before the fall are among them: control did not wait for that write, and it may have
     failed.
     """
-    questions = (run.questions or {}).values()
+    questions = (run.work.questions or {}).values()
     return [question.row() for question in questions if question.state is not QuestionState.ANSWERED]
 
 
@@ -160,5 +161,5 @@ def tool_rows(run: LiveRun) -> list[ToolRow]:
     """Return the rows of the open tool calls."""
     return [
         ToolRow(call_id=call.id, run_id=run.id, name=call.name, arguments=call.arguments, state=call.state)
-        for call in (run.calls or {}).values()
+        for call in (run.work.calls or {}).values()
     ]

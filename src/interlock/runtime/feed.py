@@ -263,7 +263,7 @@ class Feed:
     def absorber_of(self, run_id: RunId) -> RunId:
         """Return the id of a run, or of the run that absorbed it."""
         run = self._registry.runs.get(run_id)
-        return run_id if run is None else run.itself.id
+        return run_id if run is None else run.absorber_or_self.id
 
     def is_silent(self, run_id: RunId) -> bool:
         """Return whether a run will publish nothing more: it is not in memory, or its terminal event is published.
@@ -271,7 +271,7 @@ class Feed:
         Without this a listening would wait for ever for a terminal event that the log has dropped.
         """
         run = self._registry.runs.get(self.absorber_of(run_id))
-        return run is None or run.sealed
+        return run is None or run.end_published
 
 
 async def whole_log(log: Log, session: SessionId, *, after: int = 0) -> list[Event]:

@@ -17,10 +17,11 @@ from interlock.core.events import Json, Tool
 from interlock.core.names import CallId, Effect, KnownPhase, QuestionState, ToolState
 from interlock.core.projection import tool_words
 from interlock.runtime.approvals import Approvals, Policy
-from interlock.runtime.live import LiveRun, ToolCall
+from interlock.runtime.live import LiveRun
 from interlock.runtime.outlet import Outlet
 from interlock.runtime.settings import OPEN_CALLS, TOOLS_LISTED, Settings
-from interlock.stores.base import Store, committed
+from interlock.runtime.work import ToolCall
+from interlock.stores.base import Store, commit_or_withdraw
 
 
 class Gate:
@@ -40,15 +41,15 @@ class Gate:
         """Record calls that the agent is about to make; from here on each of them gets a result, whatever happens."""
         run = self._run
         self._outlet.close_block(Effect.TOOL)
-        if run.calls is None:
-            run.calls = {}
-        if len(run.calls) + len(wanted) > OPEN_CALLS:
+        if run.work.calls is None:
+            run.work.calls = {}
+        if len(run.work.calls) + len(wanted) > OPEN_CALLS:
             raise Refused(f"this run would have more than {OPEN_CALLS} tool calls open; wait for some to end")
         calls = []
         for name, arguments, asks in wanted:
-            run.calls_made += 1
-            call = ToolCall(CallId(f"{run.id}.{run.calls_made}"), name, arguments, asks=asks)
-            run.calls[call.id] = call
+            run.work.calls_made += 1
+            call = ToolCall(CallId(f"{run.id}.{run.work.calls_made}"), name, arguments, asks=asks)
+            run.work.calls[call.id] = call
             calls.append(call)
             self._tell(Effect.TOOL, call, arguments=arguments)
         return calls
@@ -63,22 +64,22 @@ class Gate:
             # The run may have fallen after the answer was given (races 52 and 54).
             run.fence.check(Effect.TOOL)
         ticket = self._store.decide(self._written(call, ToolState.RUNNING))
-        if not await committed(self._store, ticket, self._settings.commit_seconds):
+        if not await commit_or_withdraw(self._store, ticket, self._settings.commit_seconds):
             self.finish(call, ToolState.FAILED, error="not started: the store did not record it in time")
             raise Unavailable(f"tool {call.name} was not started: the store did not record it in time; try again")
         # The permit. The fence is tested a last time after the commit, and from here to the end of the step nothing
         # awaits. So a stop finds the call either not permitted, and then its body never begins (race 5), or permitted,
-        # and then `Fall.take` cuts the body and the receipt names the call `interrupted, effect unknown`. Without this
+        # and then `Fall.add` cuts the body and the receipt names the call `interrupted, effect unknown`. Without this
         # test a stop during the commit would be acknowledged and the body would begin afterwards. The call itself may
         # also have been given up, or permitted, while its start was being committed.
         run.fence.check(Effect.TOOL)
         _need_pending(call)
         call.state = ToolState.RUNNING
-        run.enter(call, KnownPhase.TOOL)
-        if run.begun is None:
-            run.begun = {}
-        if len(run.begun) < TOOLS_LISTED:
-            run.begun[call.name] = None
+        run.limits.enter(call, KnownPhase.TOOL)
+        if run.work.begun is None:
+            run.work.begun = {}
+        if len(run.work.begun) < TOOLS_LISTED:
+            run.work.begun[call.name] = None
         self._tell(Effect.TOOL, call)
 
     async def _be_allowed(self, call: ToolCall) -> None:
@@ -103,15 +104,15 @@ class Gate:
         """Record the result of a call, or raise Stale: the fall has already given every open call a result."""
         run = self._run
         run.fence.check(Effect.RESULT)
-        assert run.calls is not None
+        assert run.work.calls is not None
         # The call has a result already.
-        if run.calls.pop(call.id, None) is None:
+        if run.work.calls.pop(call.id, None) is None:
             return
-        run.leave(call)
+        run.limits.leave(call)
         call.state = state
-        if run.finished is None:
-            run.finished = deque(maxlen=TOOLS_LISTED)
-        run.finished.append(call)
+        if run.work.finished is None:
+            run.work.finished = deque(maxlen=TOOLS_LISTED)
+        run.work.finished.append(call)
         # Publish the result before storing the row, so that a crash never leaves a finished call without its result in
         # the log. The row is not waited for: only the start must be stored before anything else happens.
         self._tell(Effect.RESULT, call, result=result, error=error)
@@ -128,7 +129,11 @@ class Gate:
         run = self._run
         assert run.generation is not None
         row = ToolRow(call_id=call.id, run_id=run.id, name=call.name, arguments=call.arguments, state=state)
-        taken = [part for part in run.absorbed or () if part.alias_ticket is not None and not part.alias_ticket.inside]
+        taken = [
+            part
+            for part in run.ties.absorbed or ()
+            if part.ties.alias_ticket is not None and not part.ties.alias_ticket.inside
+        ]
         return Decision(
             writer=Writer(run.session.id, run.generation),
             tools=(row,),

@@ -66,15 +66,15 @@ class Holds:
 
     def enter(self, run: LiveRun, name: str) -> Place:
         """Put a run in the line for a hold; grant it in this step if it is free."""
-        if run.holds is None:
-            run.holds = {}
+        if run.work.holds is None:
+            run.work.holds = {}
         # The run has released the hold, but a child keeps it from passing on: the run has it again.
-        if name in run.holds and run.holds[name].leaving:
-            run.holds[name].leaving = False
-            return run.holds[name]
-        if name in run.holds:
+        if name in run.work.holds and run.work.holds[name].leaving:
+            run.work.holds[name].leaving = False
+            return run.work.holds[name]
+        if name in run.work.holds:
             raise Refused(f"this run holds {name!r} or waits for it already; take it once, around everything")
-        if len(run.holds) >= HOLDS:
+        if len(run.work.holds) >= HOLDS:
             raise Refused(f"this run has {HOLDS} holds, the most it may have; let some go first")
         self._not_above(run, name)
         line = self._lines.get(name)
@@ -82,7 +82,7 @@ class Holds:
             line = self._lines[name] = _Line()
         if len(line.waiting) >= HOLD_WAITERS:
             raise Refused(f"{HOLD_WAITERS} runs wait for {name!r}; try again later")
-        place = run.holds[name] = Place(run, name)
+        place = run.work.holds[name] = Place(run, name)
         line.waiting[place] = None
         self._grant(name, line)
         return place
@@ -90,11 +90,11 @@ class Holds:
     @staticmethod
     def _not_above(run: LiveRun, name: str) -> None:
         """Refuse a hold that a run above has: the child would wait for its parent, which waits for the child."""
-        above = run.parent if not run.detached else None
+        above = run.ties.parent if not run.ties.detached else None
         while above is not None:
-            if above.holds is not None and name in above.holds and above.holds[name].granted is not None:
+            if above.work.holds is not None and name in above.work.holds and above.work.holds[name].granted is not None:
                 raise Refused(f"run {above.id}, which delegated this one, holds {name!r}: work under its hold")
-            above = above.parent if not above.detached else None
+            above = above.ties.parent if not above.ties.detached else None
 
     def take(self, place: Place) -> Hold:
         """Take a granted place. The caller has just seen that the run is current; the hold is its own until drained."""
@@ -105,10 +105,10 @@ class Holds:
     def leave(self, place: Place, *, unconfirmed: bool = False) -> None:
         """Leave the line, or free the hold, and grant it to the next place in the same step."""
         # The place has left before.
-        if (place.run.holds or {}).get(place.name) is not place:
+        if (place.run.work.holds or {}).get(place.name) is not place:
             return
-        assert place.run.holds is not None
-        del place.run.holds[place.name]
+        assert place.run.work.holds is not None
+        del place.run.work.holds[place.name]
         line = self._lines[place.name]
         line.waiting.pop(place, None)
         if line.holder is place:
@@ -119,14 +119,14 @@ class Holds:
 
     def fall(self, run: LiveRun) -> int:
         """Take a fallen run out of every line and grant; return how many holds it keeps until it is drained."""
-        for place in list((run.holds or {}).values()):
+        for place in list((run.work.holds or {}).values()):
             if not place.taken:
                 self.leave(place)
-        return len(run.holds or ())
+        return len(run.work.holds or ())
 
     def drained(self, run: LiveRun, *, confirmed: bool) -> None:
         """Pass on the holds of a run that is drained, or whose drain ran out of time (not `confirmed`)."""
-        for place in list((run.holds or {}).values()):
+        for place in list((run.work.holds or {}).values()):
             self.leave(place, unconfirmed=not confirmed)
 
     def _grant(self, name: str, line: _Line) -> None:

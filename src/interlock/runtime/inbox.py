@@ -47,11 +47,12 @@ from interlock.runtime.ending import Endings, earlier
 from interlock.runtime.fall import Fall, seat_next
 from interlock.runtime.flag import Flag
 from interlock.runtime.inside import Inner, Inside
-from interlock.runtime.live import Collection, LiveRun, delegated, own_session
+from interlock.runtime.live import LiveRun, delegated, own_session
 from interlock.runtime.outlet import Outlet
 from interlock.runtime.registry import Session
 from interlock.runtime.settings import ARRIVALS, COLLECT_TIMES, COLLECTED
-from interlock.stores.base import Loaded, StoreFailed, Ticket, Unsure, committed
+from interlock.runtime.ties import Collection
+from interlock.stores.base import Loaded, StoreFailed, Ticket, Unsure, commit_or_withdraw
 
 # If the store does not take a session's first message, messages that arrived up to this long after it are refused too.
 PATIENCE_SECONDS = 0.1
@@ -73,22 +74,25 @@ class Inbox(Inner):
 
         For a key that is in memory, that is the run of the first message with the key.
         """
-        if run.key is not None and (first := self._registry.keys.get((run.principal, run.key))) is not None:
-            _same_body(run, first.method, first.digest)
+        if (
+            run.arrival.key is not None
+            and (first := self._registry.keys.get((run.principal, run.arrival.key))) is not None
+        ):
+            _same_body(run, first.arrival.method, first.arrival.digest)
             self._registry.forget_if_quiet(run.session)
             return first
         session = run.session
-        if session.line is None:
-            session.line = deque()
-        if len(session.line) >= ARRIVALS:
+        if session.arrivals is None:
+            session.arrivals = deque()
+        if len(session.arrivals) >= ARRIVALS:
             raise QueueFull(
                 f"{ARRIVALS} messages to session {session.id} are not decided on yet; send this message again later"
             )
         self._registry.register(run)
-        session.line.append(run)
-        run.turn = Flag()
-        if session.line[0] is run:
-            run.turn.set()
+        session.arrivals.append(run)
+        run.admittance.turn = Flag()
+        if session.arrivals[0] is run:
+            run.admittance.turn.set()
         return run
 
     async def admit(self, run: LiveRun) -> bool:
@@ -97,25 +101,25 @@ class Inbox(Inner):
         Return True if the message has its seat or its place in the queue; False if it was refused, has a used key, was
         absorbed, or has ended.
         """
-        assert run.turn is not None
+        assert run.admittance.turn is not None
         try:
             try:
-                known = await self._load(run)
+                known = await self._read(run)
             except Unavailable as problem:
-                run.problem = run.problem or problem
-            await run.turn.wait()
+                run.admittance.problem = run.admittance.problem or problem
+            await run.admittance.turn.wait()
             # If a stop is just reading the session's owner from the store, wait: the stop is decided before this
             # message (`held_up`).
             while run.session.reading:
                 await next(iter(run.session.reading)).wait()
-            if run.problem is not None:
-                raise run.problem
-            ticket = run.admission = self._step(run, known)
+            if run.admittance.problem is not None:
+                raise run.admittance.problem
+            ticket = run.admittance.ticket = self._step(run, known)
             if ticket is not None and not run.session.stored:
                 await self._found(run, ticket)
             # Rule 4: the next collected message is decided on only when this one is committed.
             elif ticket is not None and run.state is not State.SEATED and self._strategy(run) is Strategy.COLLECT:
-                await committed(self._store, ticket, self._settings.commit_seconds)
+                await commit_or_withdraw(self._store, ticket, self._settings.commit_seconds)
         except InterlockError as problem:
             self.turn_away(run, problem)
             return False
@@ -131,31 +135,33 @@ class Inbox(Inner):
         If the store does not take it, refuse the arrivals right after it as well: otherwise each of them would become
         the first message in its turn, and wait for COMMIT_SECONDS again.
         """
-        if not await committed(self._store, ticket, self._settings.commit_seconds):
-            for other in run.session.line or ():
-                if other is not run and other.touched <= run.touched + PATIENCE_SECONDS:
-                    other.problem = Unavailable("the store does not take messages now; nothing was kept, send it again")
+        if not await commit_or_withdraw(self._store, ticket, self._settings.commit_seconds):
+            for other in run.session.arrivals or ():
+                if other is not run and other.limits.touched <= run.limits.touched + PATIENCE_SECONDS:
+                    other.admittance.problem = Unavailable(
+                        "the store does not take messages now; nothing was kept, send it again"
+                    )
 
     def _next_turn(self, run: LiveRun) -> None:
-        line = run.session.line
+        line = run.session.arrivals
         assert line is not None
         line.remove(run)
-        if line and (next_turn := line[0].turn) is not None:
+        if line and (next_turn := line[0].admittance.turn) is not None:
             next_turn.set()
 
-    async def _load(self, run: LiveRun) -> Loaded:
+    async def _read(self, run: LiveRun) -> Loaded:
         """Read the session and the key from the store, if they are not in memory.
 
         Between its arrival and its decision a message waits for this read, for its turn in the line, and for a stop
         that is reading the session's owner, and for nothing else.
         """
-        if run.session.loaded and run.key is None:
+        if run.session.loaded and run.arrival.key is None:
             return Loaded()
         unread = SessionId("") if run.session.loaded else run.session.id
         try:
             # Not a cancel scope of anyio, which costs twice as much: every message waits here.
             async with asyncio.timeout(self._settings.commit_seconds):
-                return await self._store.load(unread, principal=run.principal, key=run.key)
+                return await self._store.load(unread, principal=run.principal, key=run.arrival.key)
         except TimeoutError:
             raise StoreFailed("the store did not answer in time; nothing was taken, send it again") from None
         except OSError as error:
@@ -166,7 +172,7 @@ class Inbox(Inner):
     # both find the seat free, or a stop could come between the old run's fall and the new run's seat.
 
     def _step(self, run: LiveRun, known: Loaded) -> Ticket | None:
-        self.take_up(run.session, known)
+        self.load(run.session, known)
         if known.key is not None:
             self._answer_again(run, known.key)
             return None
@@ -178,8 +184,8 @@ class Inbox(Inner):
             raise UnknownSession(run.session.id, run.principal)
         if self._registry.closing:
             raise Unavailable("this control is closing; nothing was kept, send the message again after the restart")
-        if self._registry.stop_of(run.principal, run.key) is not None:
-            raise KeyConflict(f"key {run.key!r} was used for a stop; use a new key for this message")
+        if self._registry.stop_of(run.principal, run.arrival.key) is not None:
+            raise KeyConflict(f"key {run.arrival.key!r} was used for a stop; use a new key for this message")
         if (stopper := self._stopped_before(run, known)) is not None:
             self._endings.end(run, Cause(ending=Ending.STOPPED, by=stopper, born_stopped=True))
             self._tell_sender(run)
@@ -191,7 +197,7 @@ class Inbox(Inner):
 
         The stop named the message's key, or it was written after the message in the same channel but arrived first.
         """
-        buried = known.buried or self._registry.buried(run.principal, run.key)
+        buried = known.buried or self._registry.buried(run.principal, run.arrival.key)
         return run.principal if buried else self._stopped_after(run)
 
     def _may_send(self, run: LiveRun) -> bool:
@@ -199,10 +205,10 @@ class Inbox(Inner):
         session = run.session
         if session.owner is None:
             found = self._authority.may(Action.FOUND, run.principal)
-            return found and run.begins and may_found(run.principal, session.id)
+            return found and run.arrival.begins and may_found(run.principal, session.id)
         # A child needs no right of its own: its parent had the right to begin it. The child's session takes no other
         # message.
-        if run.parent is not None:
+        if run.ties.parent is not None:
             return True
         return self._authority.may(Action.SEND, run.principal, whose=Whose(session.owner, session.shares))
 
@@ -232,18 +238,18 @@ class Inbox(Inner):
     def unsure(self, run: LiveRun) -> bool:
         """Return whether a message arrives for a session that was not read yet and may be another principal's."""
         session, by = run.session, run.principal
-        if session.loaded or run.state is not State.ARRIVING or run.parent is not None:
+        if session.loaded or run.state is not State.ARRIVING or run.ties.parent is not None:
             return False
-        return not (run.begins and may_found(by, session.id)) and not self._authority.may(Action.SEND, by)
+        return not (run.arrival.begins and may_found(by, session.id)) and not self._authority.may(Action.SEND, by)
 
     def _stopped_after(self, run: LiveRun) -> Principal | None:
         whose = Whose(run.session.owner, run.session.shares)
-        for by in self._registry.stopped_after(run.session.id, run.order, self._clock.wall()):
+        for by in self._registry.stopped_after(run.session.id, run.arrival.order, self._clock.wall()):
             if self._authority.may(Action.STOP, by, whose=whose, principal=run.principal):
                 return by
         return None
 
-    def take_up(self, session: Session, known: Loaded) -> None:
+    def load(self, session: Session, known: Loaded) -> None:
         """Fill a session in memory with what the store has of it, unless that was done before."""
         if session.loaded:
             return
@@ -274,7 +280,7 @@ class Inbox(Inner):
         _same_body(run, key.method, key.digest)
         # A message sent to no session has a session of its own. The first message with this key had one too.
         alone = run.session.id == own_session(run.id)
-        run.sent = Sent(
+        run.admittance.sent = Sent(
             run_id=key.run_id,
             session=own_session(key.run_id) if alone else run.session.id,
             owner=run.principal if alone else run.session.owner,
@@ -282,15 +288,17 @@ class Inbox(Inner):
             superseded=key.superseded,
             state=State.ENDED,
         )
-        run.acked.set()
+        run.admittance.acked.set()
         if not run.fallen:
             run.move(Move.ALIAS)
-            run.called.set()
+            run.seated_or_over.set()
             run.ended.set()
             self._registry.retire(run)
 
     def _strategy(self, run: LiveRun) -> Strategy:
-        return strategy_of(run.kind, run.strategy, session=run.session.strategy, server=self._settings.strategy)
+        return strategy_of(
+            run.arrival.kind, run.arrival.strategy, session=run.session.strategy, server=self._settings.strategy
+        )
 
     def _admit(self, run: LiveRun) -> Ticket:
         session, seated, strategy = run.session, run.session.seat, self._strategy(run)
@@ -301,23 +309,23 @@ class Inbox(Inner):
             )
         # The sender of the first message admitted becomes the session's owner (rule 5).
         if session.owner is None:
-            session.owner, run.founds = run.principal, True
-        everyone = session.waiting or []
+            session.owner, run.admittance.founds = run.principal, True
+        everyone = session.queue or []
         # A takeover does not end waiting announcements, and announcements do not fill the queue. Only a wake is skipped
         # because of them.
-        waiting = [other for other in everyone if other.kind not in REPORTS]
+        waiting = [other for other in everyone if other.arrival.kind not in REPORTS]
         staying = [other for other in waiting if not self._may_stop(run, other)]
         collector = self._collector(run, waiting)
         scene = Scene(
             seated=seated is not None,
-            wake_seated=seated is not None and seated.kind is RunKind.WAKE,
+            wake_seated=seated is not None and seated.arrival.kind is RunKind.WAKE,
             may_stop=seated is None or self._may_stop(run, seated),
-            waiting=len(everyone if run.kind is RunKind.WAKE else waiting),
+            waiting=len(everyone if run.arrival.kind is RunKind.WAKE else waiting),
             capacity=self._settings.queue,
-            overdue=bool(staying) and staying[0].passed >= PASSES,
+            overdue=bool(staying) and staying[0].admittance.passed >= PASSES,
             collecting=collector is not None,
         )
-        match decide(strategy, scene, wake=run.kind is RunKind.WAKE):
+        match decide(strategy, scene, wake=run.arrival.kind is RunKind.WAKE):
             case Admission.REJECT | Admission.SKIP:
                 raise Rejected(f"session {session.id} is busy; stop its run, or send with strategy='interrupt'")
             case Admission.FULL:
@@ -329,10 +337,14 @@ class Inbox(Inner):
             case Admission.QUEUE:
                 self._wait_for_seat(run)
             case Admission.STEER:
-                run.steers = seated if seated is not None and seated.agent == run.agent else None
+                run.admittance.steers = (
+                    seated if seated is not None and seated.arrival.agent == run.arrival.agent else None
+                )
                 self._wait_for_seat(run)
             case Admission.COLLECT:
-                run.collection = Collection(until=self._clock.now() + COLLECT_TIMES * self._settings.collect_seconds)
+                run.ties.collection = Collection(
+                    until=self._clock.now() + COLLECT_TIMES * self._settings.collect_seconds
+                )
                 self._wait_for_seat(run)
                 self._wait_for_quiet(run)
             case Admission.MERGE:
@@ -347,41 +359,41 @@ class Inbox(Inner):
         cause = Cause(ending=Ending.SUPERSEDED, by=run.principal, superseded_by=run.id)
         fall = self._endings.open(session, by=run.principal)
         if old is not None:
-            run.superseded = old.id
+            run.admittance.superseded = old.id
             # A turn that an announcement began is superseded and not hidden: the model must still read how the child
             # ended.
-            rolled_back = self._strategy(run) is Strategy.ROLLBACK and old.kind not in REPORTS
-            fall.take(old, msgspec.structs.replace(cause, hidden=True) if rolled_back else cause)
-        for other in tuple(session.waiting or ()):
-            if other not in staying and other.kind not in REPORTS:
-                fall.take(other, cause)
+            rolled_back = self._strategy(run) is Strategy.ROLLBACK and old.arrival.kind not in REPORTS
+            fall.add(old, msgspec.structs.replace(cause, hidden=True) if rolled_back else cause)
+        for other in tuple(session.queue or ()):
+            if other not in staying and other.arrival.kind not in REPORTS:
+                fall.add(other, cause)
         if behind:
             fall.seat_next()
             self._wait_for_seat(run)
         else:
             self._registry.seat(run)
             for other in staying:
-                other.passed += 1
+                other.admittance.passed += 1
         return self._settle_takeover(fall, run)
 
     def _settle_takeover(self, fall: Fall, run: LiveRun) -> Ticket:
         if fall.runs:
-            fall.successor, run.took = run, fall
+            fall.successor, run.admittance.took = run, fall
             return self._endings.close(fall, admission=self._admission(run))
         # The seat was free and no waiting message fell, so the admission has no endings to go with.
         return self._store.decide(self._admission(run))
 
     def _may_stop(self, run: LiveRun, other: LiveRun) -> bool:
         """Return whether the sender of a message may end another run; any message may end a wake's."""
-        if other.kind is RunKind.WAKE:
+        if other.arrival.kind is RunKind.WAKE:
             return True
         whose = Whose(run.session.owner, run.session.shares)
         return self._authority.may(Action.TAKE_OVER, run.principal, whose=whose, principal=other.principal)
 
-    def take_back(self, run: LiveRun) -> None:
+    def requeue(self, run: LiveRun) -> None:
         """Queue a message that was accepted earlier, for example before a restart of the server, and has not begun."""
-        run.sent = Sent(run_id=run.id, session=run.session.id, owner=run.session.owner, state=State.QUEUED)
-        run.acked.set()
+        run.admittance.sent = Sent(run_id=run.id, session=run.session.id, owner=run.session.owner, state=State.QUEUED)
+        run.admittance.acked.set()
         self._wait_for_seat(run)
 
     # Reports: the announcements and notes by which a home learns how its detached children ended
@@ -393,8 +405,8 @@ class Inbox(Inner):
         before watchers do.
         """
         self._registry.register(report)
-        report.due = False
-        self.take_back(report)
+        report.admittance.due = False
+        self.requeue(report)
 
     def may_report(self, report: LiveRun) -> bool:
         """Return whether the principal of the child may still write in the session where its ending is announced."""
@@ -409,9 +421,9 @@ class Inbox(Inner):
         writer began does not get into the owner's turn.
         """
         seated = report.session.seat
-        report.due = True
-        taken = seated is not None and seated.agent == report.agent and self._may_stop(report, seated)
-        report.steers = seated if taken else None
+        report.admittance.due = True
+        taken = seated is not None and seated.arrival.agent == report.arrival.agent and self._may_stop(report, seated)
+        report.admittance.steers = seated if taken else None
         seat_next(self._registry, report.session)
 
     # Steering
@@ -421,16 +433,18 @@ class Inbox(Inner):
 
         A message that the run's agent does not take with `check()` stays in the queue.
         """
-        if run.asking or not run.session.waiting:
+        if run.limits.asking or not run.session.queue:
             return []
-        return [other for other in run.session.waiting if other.steers is run and other.acked.is_set()]
+        return [
+            other for other in run.session.queue if other.admittance.steers is run and other.admittance.acked.is_set()
+        ]
 
-    def take_in(self, run: LiveRun, taken: Sequence[LiveRun]) -> None:
+    def absorb(self, run: LiveRun, taken: Sequence[LiveRun]) -> None:
         """Make messages part of a current run, in the step that hands them to its agent."""
         outlet = Outlet(run, self._feed)
         for message in taken:
-            if message.kind is RunKind.CHAT:
-                run.session.count_turn(message.kind)
+            if message.arrival.kind is RunKind.CHAT:
+                run.session.count_turn(message.arrival.kind)
             self._registry.absorb(message, run)
             # The text that the run said before the message stands before it in the transcript.
             outlet.close_block(Effect.BLOCK)
@@ -440,7 +454,7 @@ class Inbox(Inner):
             # stored, the aliases go into the store with that call (`Gate._written`).
             ticket = self._endings.insist(Decision(aliases=tuple((message.id, run.id) for message in taken)))
             for message in taken:
-                message.alias_ticket = ticket
+                message.ties.alias_ticket = ticket
 
     # Collecting
 
@@ -459,19 +473,19 @@ class Inbox(Inner):
 
     def _joins(self, run: LiveRun, other: LiveRun) -> bool:
         """Return whether a message may become part of a waiting turn (rule 4)."""
-        collection = other.collection
+        collection = other.ties.collection
         if collection is None or collection.merging is not None or 1 + len(collection.parts) >= COLLECTED:
             return False
         # A turn has one agent and, in addition to its messages, one text of instructions.
-        if (run.agent, run.instructions) != (other.agent, other.instructions):
+        if (run.arrival.agent, run.arrival.instructions) != (other.arrival.agent, other.arrival.instructions):
             return False
         return self._may_stop(run, other) and self._may_stop(other, run)
 
     def _merge(self, run: LiveRun, into: LiveRun) -> Ticket:
         """Begin to add a message to a waiting one; once committed, the message is part of that turn."""
-        collection = into.collection
+        collection = into.ties.collection
         assert collection is not None
-        collection.merging, collection.ripe, run.joining = run, False, into
+        collection.merging, collection.quiet_over, run.ties.joining = run, False, into
         row = msgspec.structs.replace(run.row(), alias=into.id)
         key = run.key_row()
         keys = () if key is None else (msgspec.structs.replace(key, run_id=into.id),)
@@ -479,41 +493,43 @@ class Inbox(Inner):
 
     def _merged(self, run: LiveRun, into: LiveRun, *, inside: bool) -> None:
         """Finish adding a message: the store has it (`inside`), or never will. The turn waits for a new quiet time."""
-        collection = into.collection
+        collection = into.ties.collection
         assert collection is not None
-        collection.merging = run.joining = None
+        collection.merging = run.ties.joining = None
         if inside and not run.fallen:
             self._registry.absorb(run, into)
             collection.parts.append(run)
-            run.sent = Sent(run_id=into.id, session=into.session.id, owner=into.session.owner, state=State.QUEUED)
-            run.acked.set()
-            if into.said:
+            run.admittance.sent = Sent(
+                run_id=into.id, session=into.session.id, owner=into.session.owner, state=State.QUEUED
+            )
+            run.admittance.acked.set()
+            if into.message_published:
                 Outlet(into, self._feed).introduce_part(run)
         self._wait_for_quiet(into)
 
     def _wait_for_quiet(self, run: LiveRun) -> None:
-        collection = run.collection
+        collection = run.ties.collection
         if collection is None or run.state is not State.QUEUED or self._registry.closing:
             return
         if collection.timer is not None:
             collection.timer.cancel()
         at = min(self._clock.now() + self._settings.collect_seconds, collection.until)
-        collection.timer = self._loop.call_at(at, self._ripen, run)
-        run.timers = [*(run.timers or ()), collection.timer]
+        collection.timer = self._loop.call_at(at, self._quiet_elapsed, run)
+        run.limits.timers = [*(run.limits.timers or ()), collection.timer]
 
-    def _ripen(self, run: LiveRun) -> None:
-        if run.state is State.QUEUED and run.collection is not None and run.collection.merging is None:
-            run.collection.ripe = True
+    def _quiet_elapsed(self, run: LiveRun) -> None:
+        if run.state is State.QUEUED and run.ties.collection is not None and run.ties.collection.merging is None:
+            run.ties.collection.quiet_over = True
             seat_next(self._registry, run.session)
 
     def _wait_for_seat(self, run: LiveRun) -> None:
         run.move(Move.QUEUE)
-        if run.session.waiting is None:
-            run.session.waiting = []
-        waiting = run.session.waiting
-        waiting.insert(place(run.kind, [other.kind for other in waiting]), run)
+        if run.session.queue is None:
+            run.session.queue = []
+        waiting = run.session.queue
+        waiting.insert(place(run.arrival.kind, [other.arrival.kind for other in waiting]), run)
         # The limit on waiting is not for announcements: they have no sender who could be told that it passed.
-        if run.kind not in REPORTS:
+        if run.arrival.kind not in REPORTS:
             self._deadlines.queued(run)
 
     def _admission(self, run: LiveRun) -> Decision:
@@ -528,19 +544,19 @@ class Inbox(Inner):
 
     async def _ack(self, run: LiveRun, ticket: Ticket) -> bool:
         """Acknowledge a message once the store has it; withdraw it if the store never will."""
-        into = run.joining
-        run.sent = self._sent(run)
+        into = run.ties.joining
+        run.admittance.sent = self._sent(run)
         # The ack comes after the commit, so an acknowledged message is on disk together with its key. If the server is
         # killed before the commit, the store has neither, and the sender, who got no ack, sends again (race 75). If the
         # server is killed between commit and ack, the store has both, and the same key gets the same run (race 76).
         # With the ack before the commit, a kill in between would lose an accepted message. If the commit takes too
-        # long, `committed` asks the store to withdraw the message, and the answer of the store is final: the message is
-        # committed, or never will be. So a refused message cannot turn up later and run. A message that a stop ended
-        # meanwhile is acknowledged with that ending, whatever the store says.
-        inside = await committed(self._store, ticket, self._settings.commit_seconds)
+        # long, `commit_or_withdraw` asks the store to withdraw the message, and the answer of the store is final: the
+        # message is committed, or never will be. So a refused message cannot turn up later and run. A message that a
+        # stop ended meanwhile is acknowledged with that ending, whatever the store says.
+        inside = await commit_or_withdraw(self._store, ticket, self._settings.commit_seconds)
         if into is not None:
             self._merged(run, into, inside=inside)
-            if run.alias is not None:
+            if run.ties.alias is not None:
                 return False
         if not inside and not run.fallen:
             self._withdraw(run, ticket)
@@ -550,7 +566,7 @@ class Inbox(Inner):
         self._tell_sender(run)
         # The old run's terminal event is published before the new run's message (rule 6).
         await endings_told(run.session)
-        if run.fallen or run.alias is not None:
+        if run.fallen or run.ties.alias is not None:
             return False
         self._introduce(run)
         return True
@@ -562,15 +578,15 @@ class Inbox(Inner):
         the ack, which tells the sender that the old run is over. The old run's own ending is not awaited here: if the
         store is slow, that ending itself waits for this ack (`Endings._commit`), and the two would wait for each other.
         """
-        old = None if run.superseded is None else self._registry.runs.get(run.superseded)
+        old = None if run.admittance.superseded is None else self._registry.runs.get(run.admittance.superseded)
         if old is not None and old.fall is not None:
             for fall in earlier(old.fall):
                 await fall.ended.wait()
 
     def _introduce(self, run: LiveRun) -> None:
         """Publish the message of a run; for a child, publish the `child` event of its parent first."""
-        if run.parent is not None and not run.parent.fallen:
-            Outlet(run.parent, self._feed).emit(Effect.CHILD, delegated(run))
+        if run.ties.parent is not None and not run.ties.parent.fallen:
+            Outlet(run.ties.parent, self._feed).emit(Effect.CHILD, delegated(run))
         Outlet(run, self._feed).introduce()
 
     def _sent(self, run: LiveRun) -> Sent:
@@ -579,7 +595,7 @@ class Inbox(Inner):
             session=run.session.id,
             owner=run.session.owner,
             generation=run.generation,
-            superseded=run.superseded,
+            superseded=run.admittance.superseded,
             state=run.state,
         )
 
@@ -588,24 +604,24 @@ class Inbox(Inner):
             assert run.outcome is not None
             by = run.outcome.by if run.outcome.ending is Ending.STOPPED else None
             told = {"state": State.ENDED, "stopped_by": by, "born_stopped": run.outcome.born_stopped}
-            run.sent = msgspec.structs.replace(run.sent or self._sent(run), **told)
-        run.acked.set()
+            run.admittance.sent = msgspec.structs.replace(run.admittance.sent or self._sent(run), **told)
+        run.admittance.acked.set()
 
     def _withdraw(self, run: LiveRun, ticket: Ticket) -> None:
         """Remove a message that the store did not take: its seat and its key are free again.
 
         The run that it took over stays superseded, by a message that was not kept (`Endings.forsake`; race 134).
         """
-        if isinstance(run.took, Fall):
-            self._endings.forsake(run.took)
+        if isinstance(run.admittance.took, Fall):
+            self._endings.forsake(run.admittance.took)
         run.move(Move.WITHDRAW)
         self._registry.unseat(run)
         self._registry.dequeue(run)
         # Clear the owner only if this withdrawn message was the one that set it. Otherwise a later message that is
         # withdrawn would leave the session without an owner, and the next sender would own it and read its text.
-        if run.founds:
+        if run.admittance.founds:
             run.session.owner = None
-        for timer in run.timers or ():
+        for timer in run.limits.timers or ():
             timer.cancel()
         seat_next(self._registry, run.session)
         problem = Unavailable("the store did not take the message in time; nothing was kept, send it again")
@@ -617,14 +633,14 @@ class Inbox(Inner):
         A key conflict is told in both cases: the sender must choose another key.
         """
         if run.fallen:
-            run.problem = problem if isinstance(problem, KeyConflict) else None
+            run.admittance.problem = problem if isinstance(problem, KeyConflict) else None
             self._tell_sender(run)
             return
         if run.state is not State.WITHDRAWN:
             run.move(Move.WITHDRAW)
-        run.problem = problem
-        run.acked.set()
-        run.called.set()
+        run.admittance.problem = problem
+        run.admittance.acked.set()
+        run.seated_or_over.set()
         run.ended.set()
         self._registry.retire(run)
 
@@ -636,5 +652,5 @@ async def endings_told(session: Session) -> None:
 
 
 def _same_body(run: LiveRun, method: str, digest: str) -> None:
-    if (method, digest) != (run.method, run.digest):
-        raise KeyConflict(f"key {run.key!r} was used for another message; use a new key for this one")
+    if (method, digest) != (run.arrival.method, run.arrival.digest):
+        raise KeyConflict(f"key {run.arrival.key!r} was used for another message; use a new key for this one")

@@ -28,8 +28,8 @@ from interlock.processes.notice import Notice, heard, stopping
 from interlock.runtime import pools
 from interlock.runtime.crew import Crew
 from interlock.runtime.flag import Flag
-from interlock.runtime.live import Body, ToolCall
 from interlock.runtime.tool import ToolSpec
+from interlock.runtime.work import Body, ToolCall
 
 # A receipt adds this to the name of a dropped body.
 DROPPED = " (never resumed)"

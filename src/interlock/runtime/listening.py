@@ -34,7 +34,7 @@ class Listeners(Inner):
         only = None if run is None else RunId(name_of(run, "run"))
         # Events of an aliased run belong to the run that absorbed it.
         if only is not None and (live := self._registry.runs.get(only)) is not None:
-            only = live.itself.id
+            only = live.absorber_or_self.id
         if only is None:
             session_id = SessionId(name_of(session, "session"))
             await self._sight.owned(session_id, by)

@@ -55,7 +55,7 @@ class Looking(Inner):
             with anyio.move_on_after(patience):
                 return await self._sight.outcome(run_id, by) or not_ended(run_id, Ending.UNKNOWN)
             return not_ended(run_id, Ending.PENDING)
-        if not live.itself.ended.is_set() or drained:
+        if not live.absorber_or_self.ended.is_set() or drained:
             with cut_short(self._guards, lambda gone: guard_of(live, by, gone)):
                 if timeout is None:
                     await _over(live, drained)
@@ -63,9 +63,9 @@ class Looking(Inner):
                     with anyio.move_on_after(timeout):
                         await _over(live, drained)
         # Ask after the wait: the right may have been taken away meanwhile.
-        if not self._sight.may_see(by, live.itself):
+        if not self._sight.may_see(by, live.absorber_or_self):
             return not_ended(run_id, Ending.UNKNOWN)
-        return _told(live.itself)
+        return _told(live.absorber_or_self)
 
     async def _named(self, name: str, by: Principal) -> RunId:
         """Return the id of a run that is named by its id, or by a key of the caller's."""
@@ -79,11 +79,11 @@ class Looking(Inner):
         wanted = name_of(asked.name, "name")
         by_key = self._registry.keys.get((by, wanted))
         # The key of an announcement is its child's id, and that id must find the child.
-        if by_key is not None and by_key.kind in REPORTS:
+        if by_key is not None and by_key.arrival.kind in REPORTS:
             by_key = None
         for live in (by_key, self._registry.runs.get(RunId(wanted))):
-            if live is not None and self._sight.may_see(by, live.itself):
-                return info_of(live.itself)
+            if live is not None and self._sight.may_see(by, live.absorber_or_self):
+                return info_of(live.absorber_or_self)
         key = (await read(self._store.load(SessionId(""), principal=by, key=wanted))).key
         key_run = None if key is None or key.method == RunKind.ANNOUNCE else key.run_id
         for run_id in (key_run, RunId(wanted)):
@@ -91,8 +91,8 @@ class Looking(Inner):
             if row is not None:
                 # The run may have come to life during the read.
                 live = self._registry.runs.get(row.id)
-                seen = live is not None and self._sight.may_see(by, live.itself)
-                return info_of(live.itself) if live is not None and seen else info_of_row(row)
+                seen = live is not None and self._sight.may_see(by, live.absorber_or_self)
+                return info_of(live.absorber_or_self) if live is not None and seen else info_of_row(row)
         return None
 
     async def runs(self, asked: verbs.Runs, by: Principal) -> list[RunInfo]:
@@ -118,7 +118,7 @@ class Looking(Inner):
         return [
             run
             for run in self._registry.runs.values()
-            if session in (None, run.session.id, run.home.id if tree else None) and self._sight.may_see(by, run)
+            if session in (None, run.session.id, run.ties.home.id if tree else None) and self._sight.may_see(by, run)
         ]
 
     async def processes(self, asked: verbs.Processes, by: Principal) -> list[ProcessInfo]:
@@ -126,8 +126,8 @@ class Looking(Inner):
         wanted = None if asked.session is None else SessionId(name_of(asked.session, "session"))
         found: dict[Running, None] = {}
         for run in self._registry.runs.values():
-            if run.kept is not None and wanted in (None, run.home.id) and self._sight.may_see(by, run):
-                found.update(run.kept.running)
+            if run.work.processes is not None and wanted in (None, run.ties.home.id) and self._sight.may_see(by, run):
+                found.update(run.work.processes.running)
         for each in self._registry.sessions.values():
             if wanted in (None, each.id):
                 found.update(dict.fromkeys(self._stopping.detached(each, by)))
@@ -138,7 +138,7 @@ class Looking(Inner):
         name = name_of(asked.of, "receipt")
         wanted = ReceiptId(name) if name.startswith("f-") else ReceiptId(await self._named(name, by))
         run = self._registry.runs.get(RunId(wanted))
-        fall = run.itself.fall if run is not None else self._registry.falls.get(wanted)
+        fall = run.absorber_or_self.fall if run is not None else self._registry.falls.get(wanted)
         if fall is not None:
             shown = self._sight.receipt(fall, by)
         else:
@@ -151,11 +151,11 @@ class Looking(Inner):
         """Return what happened in a run, in order, as a few moments that a surface can draw."""
         wanted = await self._named(name_of(asked.run, "run"), by)
         live = self._registry.runs.get(wanted)
-        found = await self._sight.seen(wanted if live is None else live.itself.id, by)
+        found = await self._sight.seen(wanted if live is None else live.absorber_or_self.id, by)
         if found is None:
             return []
         session_id, run_id = found
-        fall = None if live is None else live.itself.fall
+        fall = None if live is None else live.absorber_or_self.fall
         kept = None if fall is not None else await read(self._sight.kept_receipt(ReceiptId(run_id), by))
         receipt = kept if fall is None else self._sight.receipt(fall, by)
         log = await whole_log(self._feed.log, session_id)
@@ -205,8 +205,8 @@ class Looking(Inner):
 async def _over(run: LiveRun, drained: bool) -> None:
     await run.ended.wait()
     # An aliased run ends when the run that absorbed it ends.
-    while run.alias is not None:
-        run = run.alias
+    while run.ties.alias is not None:
+        run = run.ties.alias
         await run.ended.wait()
     if drained and run.fall is not None:
         await run.fall.drained.wait()
@@ -215,7 +215,7 @@ async def _over(run: LiveRun, drained: bool) -> None:
 def _told(run: LiveRun) -> Outcome:
     if run.state in (State.WITHDRAWN, State.ALIASED):
         return not_ended(run.id, Ending.UNKNOWN)
-    if not run.sealed:
+    if not run.end_published:
         return not_ended(run.id, Ending.PENDING)
     return run.outcome_now or not_ended(run.id, Ending.PENDING)
 
@@ -227,6 +227,6 @@ def not_ended(run_id: RunId, answer: Ending) -> Outcome:
 
 def guard_of(live: LiveRun, by: Principal, gone: Callable[[], object]) -> Guard:
     """Return a guard of the right to see a live run."""
-    run = live.itself
-    home, whose = run.home.id, run.session.whose
+    run = live.absorber_or_self
+    home, whose = run.ties.home.id, run.session.whose
     return Guard(Action.SEE_RUN, by, session=home, whose=whose, principal=run.principal, gone=gone)

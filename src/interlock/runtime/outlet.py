@@ -95,26 +95,26 @@ class Outlet:
         Its text is left out if the session had no owner when the message ended: a later owner must not read it.
         """
         run = self._run
-        if not run.said:
-            run.said = True
+        if not run.message_published:
+            run.message_published = True
             nobodys = run.generation is None and not run.session.stored
-            text = "" if run.withheld or nobodys else run.text
+            text = "" if run.withheld or nobodys else run.arrival.text
             self._publish(MessageData(text=text, by=run.principal, child=_announced(run)))
-            for part in run.collection.parts if run.collection is not None else ():
+            for part in run.ties.collected:
                 self.introduce_part(part)
 
     def introduce_part(self, part: LiveRun) -> None:
         """Publish a message that this run has absorbed; the run's terminal event must not be published yet."""
-        assert not self._run.sealed, "nothing follows a run's terminal event"
-        told = MessageData(text=part.text, by=part.principal, of=part.id, child=_announced(part))
+        assert not self._run.end_published, "nothing follows a run's terminal event"
+        told = MessageData(text=part.arrival.text, by=part.principal, of=part.id, child=_announced(part))
         self._publish(told)
 
     def seal(self, terminal: Ended, closing: tuple[str, ...]) -> None:
         """Publish the blocks that close the reply and then the terminal event, in one step."""
         assert self._run.fallen, "a run is sealed after it fell"
-        assert not self._run.sealed, f"run {self._run.id} was told as ended twice"
+        assert not self._run.end_published, f"run {self._run.id} was told as ended twice"
         self.introduce()
-        self._run.sealed = True
+        self._run.end_published = True
         for text in closing:
             self._publish(Block(text=text))
         self._publish(terminal)
@@ -125,4 +125,4 @@ class Outlet:
 
 def _announced(run: LiveRun) -> RunId | None:
     """Return the child whose ending a message announces, or None."""
-    return None if run.announces is None else run.announces.run_id
+    return None if run.ties.announces is None else run.ties.announces.run_id

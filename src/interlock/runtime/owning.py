@@ -13,7 +13,7 @@ from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.sending import session_name
 from interlock.runtime.sharing import Sharing
 from interlock.runtime.wakes import Wakes, schedule
-from interlock.stores.base import StoreFailed, committed, read
+from interlock.stores.base import StoreFailed, commit_or_withdraw, read
 
 
 class Owning(Inner):
@@ -41,7 +41,7 @@ class Owning(Inner):
         session_id, chosen = await self._mine(asked.session, by), strategy_of(asked.strategy)
         with self._registry.pinned(session_id) as live:
             if not live.loaded:
-                self._inbox.take_up(live, await read(self._store.load(session_id, principal=LOCAL, key=None)))
+                self._inbox.load(live, await read(self._store.load(session_id, principal=LOCAL, key=None)))
             if not live.stored:
                 raise UnknownSession(session_id, by)
             before, live.strategy = live.strategy, chosen
@@ -100,5 +100,5 @@ class Owning(Inner):
         return session_id
 
     async def _keep(self, decision: Decision) -> None:
-        if not await committed(self._store, self._store.decide(decision), self._settings.commit_seconds):
+        if not await commit_or_withdraw(self._store, self._store.decide(decision), self._settings.commit_seconds):
             raise StoreFailed("the store did not accept the change in time; nothing was kept, try again")

@@ -72,21 +72,21 @@ class InlineDriver:
     async def drive(self, run: LiveRun, verbs: Verbs, message: Message) -> str | None:
         """Run the agent on a leash, from its first step to its last."""
         assert isinstance(verbs, InlinePort)
-        run.bodies, run.notice = [], Notice(told_by=threading.get_ident())
-        with heard(run.notice):
+        run.work.bodies, run.work.notice = [], Notice(told_by=threading.get_ident())
+        with heard(run.work.notice):
             return await self._drive(run, verbs, message)
 
     async def _drive(self, run: LiveRun, verbs: InlinePort, message: Message) -> str | None:
         assert run.generation is not None
-        assert run.bodies is not None
-        verbs.bodies = Bodies(run.id, run.bodies, crew=verbs.crew, threads=self._threads)
+        assert run.work.bodies is not None
+        verbs.bodies = Bodies(run.id, run.work.bodies, crew=verbs.crew, threads=self._threads)
         handle = Run(verbs, run_id=run.id, session=run.session.id, generation=run.generation)
-        body = (self._agent if run.agent is None else self._agents[run.agent])(handle, message)
+        body = (self._agent if run.arrival.agent is None else self._agents[run.arrival.agent])(handle, message)
         if not asyncio.iscoroutine(body):
             raise BadInput("the agent is not async; declare it with `async def agent(run, message)`")
         leash = Leash(body, name=f"agent of {run.id}")
-        strangers = Strangers(run.id, run.bodies, self._threads)
-        run.bodies += [leash, strangers]
+        strangers = Strangers(run.id, run.work.bodies, self._threads)
+        run.work.bodies += [leash, strangers]
         try:
             text: str | None = await leash
         finally:

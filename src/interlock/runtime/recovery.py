@@ -1,7 +1,7 @@
 """Recovery: settle what an earlier start of the server left, before anything new is accepted.
 
 1. A run that had begun is `lost`. It is put back on its seat as the log tells it (text, tool calls, questions), with a
-   body that is already gone, and falls by `Fall.take`: the same Decision, terminal event and receipt as any other
+   body that is already gone, and falls by `Fall.add`: the same Decision, terminal event and receipt as any other
    fall. So recovery has no second set of rules for endings. Nothing that the run started is started again.
 2. A message that was accepted and had not begun goes back into the queue, in order and under its own id.
 3. An ending that the store or the log has is the true one. Recovery publishes it if the log lacks it, and stores it if
@@ -52,17 +52,20 @@ from interlock.core.outcome import Cause, Outcome
 from interlock.core.receipt import Receipt, Totals, split
 from interlock.core.story import BETWEEN, OPEN_CALLS, Conversation, Story
 from interlock.processes.base import Processes
+from interlock.runtime.arrival import Arrival
 from interlock.runtime.ending import Endings
 from interlock.runtime.fall import seat_next, without_result
 from interlock.runtime.feed import whole_log
 from interlock.runtime.inbox import Inbox
 from interlock.runtime.inside import Inner, Inside
-from interlock.runtime.live import RUN_SESSION, Child, Collection, LiveRun, Question, ToolCall
+from interlock.runtime.live import RUN_SESSION, LiveRun
 from interlock.runtime.outlet import Outlet, tell_again
 from interlock.runtime.registry import Session
 from interlock.runtime.reporting import Reporting
 from interlock.runtime.settings import CRASHES, RECOVERED
 from interlock.runtime.stage import Stage
+from interlock.runtime.ties import Child, Collection
+from interlock.runtime.work import Question, ToolCall
 from interlock.stores.base import Ticket, read
 
 log = logging.getLogger("interlock")
@@ -126,7 +129,7 @@ class Recovery(Inner):
         says `running` for ever (race 80). Then the processes that the last server left are ended, before any receipt
         says whether they are gone (race 67). If recovery fails, the next start finds the same runs and settles them.
         """
-        self._registry.settling = True
+        self._registry.recovering = True
         if not self._store.clean:
             self._swept = await self._end_leftovers()
         unsettled = list(await read(self._store.unsettled()))
@@ -152,7 +155,7 @@ class Recovery(Inner):
             self._reporting.resume(report)
         self._reports.clear()
         self._homes.close()
-        self._registry.settling = False
+        self._registry.recovering = False
         for session in list(self._registry.sessions.values()):
             seat_next(self._registry, session)
 
@@ -216,9 +219,9 @@ class Recovery(Inner):
         with self._registry.pinned(row.home or session.id) as home:
             await self._load(home)
             run = await self._live(session, row, living.get(row.parent) if row.parent is not None else None)
-            run.home, run.parent_id = home, row.parent
-            if run.announce is not None:
-                run.announce_to = await self._agent_above(row)
+            run.ties.home, run.ties.parent_id = home, row.parent
+            if run.arrival.announce is not None:
+                run.ties.announce_to = await self._agent_above(row)
             await self._put_in_place(run, row, story)
         return run
 
@@ -232,25 +235,25 @@ class Recovery(Inner):
     async def _put_in_place(self, run: LiveRun, row: RunRow, story: Story) -> None:
         session = run.session
         # A run's message is published before the run begins. Its event may be gone: the log may have been pruned.
-        run.said = True
+        run.message_published = True
         # The session's generation rose when this run took the seat, and has not risen since.
         run.generation = self._registry.generations.get(session.id)
         run.started_at = story.started_at or row.admitted_at
-        run.bodies = [Gone(seen=self._swept)]
+        run.work.bodies = [Gone(seen=self._swept)]
         for block in story.blocks:
             run.reply.close(block)
         for delta in story.open:
             run.reply.add(delta)
-        run.calls = await self._open_calls(run, row, story)
-        run.questions = {each.id: each for each in await self._open_questions(run)}
+        run.work.calls = await self._open_calls(run, row, story)
+        run.work.questions = {each.id: each for each in await self._open_questions(run)}
         self._registry.register(run)
         if session.seat is None:
             session.seat = run
         run.move(Move.SEAT)
         run.move(Move.START)
-        run.sent = Sent(run_id=run.id, session=session.id, generation=run.generation)
-        run.acked.set()
-        run.called.set()
+        run.admittance.sent = Sent(run_id=run.id, session=session.id, generation=run.generation)
+        run.admittance.acked.set()
+        run.seated_or_over.set()
 
     async def _live(self, session: Session, row: RunRow, parent: LiveRun | None) -> LiveRun:
         method, digest = "send", ""
@@ -260,20 +263,21 @@ class Recovery(Inner):
         return LiveRun(
             row.id,
             session,
-            principal=row.principal,
-            text=row.text,
-            kind=row.kind,
-            method=method,
-            key=row.key,
-            digest=digest,
-            strategy=None,
-            deadline=row.deadline,
-            admitted_at=row.admitted_at,
-            agent=row.agent,
-            instructions=row.instructions,
+            Arrival(
+                principal=row.principal,
+                text=row.text,
+                kind=row.kind,
+                method=method,
+                key=row.key,
+                digest=digest,
+                deadline=row.deadline,
+                admitted_at=row.admitted_at,
+                agent=row.agent,
+                instructions=row.instructions,
+                announce=row.announce,
+            ),
             parent=parent,
             detached=row.detached,
-            announce=row.announce,
         )
 
     async def _open_calls(self, run: LiveRun, row: RunRow, story: Story) -> dict[CallId, ToolCall]:
@@ -291,7 +295,7 @@ class Recovery(Inner):
                 calls[kept.call_id] = _call(kept.call_id, told)
             if kept.call_id in calls and kept.state is not ToolState.PENDING:
                 calls[kept.call_id].state = ToolState.RUNNING
-        run.begun = begun
+        run.work.begun = begun
         return calls
 
     async def _open_questions(self, run: LiveRun) -> list[Question]:
@@ -308,27 +312,27 @@ class Recovery(Inner):
         for row in sorted(rows, key=lambda row: row.generation is None):
             run = await self._live(session, row, None)
             story = stories.get(row.id, Story())
-            run.said = _introduced(story)
+            run.message_published = _introduced(story)
             if row.kind in REPORTS:
                 await self._read_report(run)
                 continue
             self._registry.register(run)
             parts = await read(self._store.parts(row.id))
             if parts:
-                run.collection = Collection(until=self._clock.now())
-                run.collection.ripe = True
+                run.ties.collection = Collection(until=self._clock.now())
+                run.ties.collection.quiet_over = True
             absorbed = {message.of for message in story.messages}
             for part in parts:
                 await self._put_back(part, run, told=part.id in absorbed)
             self._stage.resume(run)
-            if not run.said:
+            if not run.message_published:
                 Outlet(run, self._feed).introduce()
 
     async def _read_report(self, report: LiveRun) -> None:
         """Fill a report with the ending of its child, and put it aside until every ending is public."""
-        child = await read(self._store.run(RunId(report.key or "")))
+        child = await read(self._store.run(RunId(report.arrival.key or "")))
         if child is not None and child.outcome is not None:
-            report.announces = Child(run_id=child.id, outcome=child.outcome, text=child.outcome.text)
+            report.ties.announces = Child(run_id=child.id, outcome=child.outcome, text=child.outcome.text)
         self._put_aside(report)
 
     def _put_aside(self, report: LiveRun) -> None:
@@ -355,18 +359,18 @@ class Recovery(Inner):
 
     async def _load(self, session: Session) -> None:
         if not session.loaded:
-            self._inbox.take_up(session, await read(self._store.load(session.id, principal=LOCAL, key=None)))
+            self._inbox.load(session, await read(self._store.load(session.id, principal=LOCAL, key=None)))
 
     async def _put_back(self, row: RunRow, into: LiveRun, *, told: bool) -> None:
         """Add a message again to the waiting turn into which it was collected."""
         part = await self._live(into.session, row, None)
         self._registry.register(part)
-        part.sent = Sent(run_id=into.id, session=into.session.id, state=State.QUEUED)
-        part.acked.set()
+        part.admittance.sent = Sent(run_id=into.id, session=into.session.id, state=State.QUEUED)
+        part.admittance.acked.set()
         self._registry.absorb(part, into)
-        assert into.collection is not None
-        into.collection.parts.append(part)
-        if into.said and not told:
+        assert into.ties.collection is not None
+        into.ties.collection.parts.append(part)
+        if into.message_published and not told:
             Outlet(into, self._feed).introduce_part(part)
 
     # Endings that stand

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from interlock.core.authority import NOBODYS, Whose
 from interlock.core.decision import SessionRow, StopKey, StopMark, Tombstone, with_mark
@@ -26,9 +27,13 @@ from interlock.core.outcome import Outcome
 from interlock.core.values import Order
 from interlock.runtime.flag import Flag
 from interlock.runtime.holds import Holds
-from interlock.runtime.live import Falling, Kept, LiveRun, Question
+from interlock.runtime.live import LiveRun
 from interlock.runtime.numbers import Count, Numbers, Positions
 from interlock.runtime.settings import CRASHES
+from interlock.runtime.work import ProcessTable, Question
+
+if TYPE_CHECKING:
+    from interlock.runtime.fall import Fall
 
 # Per principal; the store keeps as many.
 TOMBSTONES = 1_000
@@ -44,8 +49,8 @@ class Session:
     """A conversation: one seat, a line of arrivals, a queue. Its lists are made when first needed."""
 
     __slots__ = (
-        "announced", "crashes", "detached", "falls", "home", "id", "kept", "line", "live", "loaded", "owner",
-        "previous", "reading", "renewed", "seat", "shares", "since", "stored", "strategy", "waiting",
+        "announced", "arrivals", "crashes", "detached", "falls", "home", "id", "live", "loaded", "owner", "previous",
+        "processes", "queue", "reading", "renewed", "seat", "shares", "since", "stored", "strategy",
     )  # fmt: skip
 
     def __init__(self, session_id: SessionId) -> None:
@@ -60,17 +65,17 @@ class Session:
         self.stored = False
         self.seat: LiveRun | None = None
         # Arrivals that the inbox has not decided on yet, in order.
-        self.line: deque[LiveRun] | None = None
+        self.arrivals: deque[LiveRun] | None = None
         # One event for each stop that must read before it decides, set when the stop has read.
         self.reading: set[Flag] | None = None
         # Admitted runs that wait for the seat.
-        self.waiting: list[LiveRun] | None = None
+        self.queue: list[LiveRun] | None = None
         # Falls of this session, each from t0 until it is drained and stored.
-        self.falls: list[Falling] | None = None
+        self.falls: list[Fall] | None = None
         # Detached children of this tree that are alive.
         self.detached: dict[RunId, LiveRun] | None = None
         # Detached processes.
-        self.kept: Kept | None = None
+        self.processes: ProcessTable | None = None
         self.previous: Outcome | None = None
         self.strategy: Strategy | None = None
         # The transcript begins after this position.
@@ -170,11 +175,11 @@ class Registry:
     def __init__(self, boot: int, highest: int = 0) -> None:
         self.sessions: dict[SessionId, Session] = {}
         self.runs: dict[RunId, LiveRun] = {}
-        self.falls: dict[ReceiptId, Falling] = {}
+        self.falls: dict[ReceiptId, Fall] = {}
         self.keys: dict[tuple[Principal, str], LiveRun] = {}
         self.generations = StoredGenerations()
         # Recovery settles the runs of an earlier start; no run begins.
-        self.settling = False
+        self.recovering = False
         # Control refuses new messages.
         self.closing = False
         # Control publishes nothing more.
@@ -245,8 +250,8 @@ class Registry:
         run.move(Move.SEAT)
         session.seat = run
         run.generation = self.generations.rise(session.id)
-        session.count_turn(run.kind)
-        run.called.set()
+        session.count_turn(run.arrival.kind)
+        run.seated_or_over.set()
 
     def unseat(self, run: LiveRun) -> None:
         """Free the seat if this run has it."""
@@ -255,7 +260,7 @@ class Registry:
 
     def dequeue(self, run: LiveRun) -> None:
         """Remove a run from its session's queue if it waits there."""
-        waiting = run.session.waiting
+        waiting = run.session.queue
         if waiting is not None and run in waiting:
             waiting.remove(run)
 
@@ -264,17 +269,17 @@ class Registry:
     def register(self, run: LiveRun) -> None:
         """Make a run findable by id, key and parent; from this step on a stop ends it."""
         self.runs[run.id] = run
-        if run.home is not run.session:
-            run.session.home = run.home
+        if run.ties.home is not run.session:
+            run.session.home = run.ties.home
         run.session.live += 1
         self._link(run)
-        if run.key is not None:
-            self.keys.setdefault((run.principal, run.key), run)
+        if run.arrival.key is not None:
+            self.keys.setdefault((run.principal, run.arrival.key), run)
 
     def release_key(self, run: LiveRun) -> None:
         """Free a run's key if the key still names this run."""
-        if run.key is not None and self.keys.get((run.principal, run.key)) is run:
-            del self.keys[run.principal, run.key]
+        if run.arrival.key is not None and self.keys.get((run.principal, run.arrival.key)) is run:
+            del self.keys[run.principal, run.arrival.key]
 
     def retire(self, run: LiveRun) -> None:
         """Remove a run that is drained and stored, the messages it absorbed, and its session if that is empty now."""
@@ -283,56 +288,56 @@ class Registry:
         del self.runs[run.id]
         self.release_key(run)
         self.unlink(run)
-        for question in run.questions or ():
+        for question in run.work.questions or ():
             self.questions.pop(question, None)
         run.session.live -= 1
         self.forget_if_quiet(run.session)
-        if run.detached:
-            run.home.live -= 1
-            self.forget_if_quiet(run.home)
-        for part in run.absorbed or ():
+        if run.ties.detached:
+            run.ties.home.live -= 1
+            self.forget_if_quiet(run.ties.home)
+        for part in run.ties.absorbed or ():
             self.retire(part)
 
     def _link(self, run: LiveRun) -> None:
         """Bind a child to its parent; bind a detached one also to its home, which may outlive the parent."""
-        if run.parent is not None:
-            if run.parent.children is None:
-                run.parent.children = {}
-            run.parent.children[run.id] = run
-        if run.detached:
-            if run.home.detached is None:
-                run.home.detached = {}
-            run.home.detached[run.id] = run
-            run.home.live += 1
+        if run.ties.parent is not None:
+            if run.ties.parent.ties.children is None:
+                run.ties.parent.ties.children = {}
+            run.ties.parent.ties.children[run.id] = run
+        if run.ties.detached:
+            if run.ties.home.detached is None:
+                run.ties.home.detached = {}
+            run.ties.home.detached[run.id] = run
+            run.ties.home.live += 1
             return
-        above: LiveRun | None = run.parent
+        above: LiveRun | None = run.ties.parent
         while above is not None:
-            above.descendants += 1
-            above = None if above.detached else above.parent
+            above.ties.descendants += 1
+            above = None if above.ties.detached else above.ties.parent
 
     def unlink(self, run: LiveRun) -> None:
         """Unbind a child that has ended or was withdrawn from its parent and its home; a second call does nothing."""
-        bound = None if run.parent is None else (run.parent.children or {}).pop(run.id, None)
-        if run.detached:
-            (run.home.detached or {}).pop(run.id, None)
-        if bound is None or run.detached:
+        bound = None if run.ties.parent is None else (run.ties.parent.ties.children or {}).pop(run.id, None)
+        if run.ties.detached:
+            (run.ties.home.detached or {}).pop(run.id, None)
+        if bound is None or run.ties.detached:
             return
-        above: LiveRun | None = run.parent
+        above: LiveRun | None = run.ties.parent
         while above is not None:
-            above.descendants -= 1
-            above = None if above.detached else above.parent
+            above.ties.descendants -= 1
+            above = None if above.ties.detached else above.ties.parent
 
     def absorb(self, part: LiveRun, into: LiveRun) -> None:
         """Alias a message to the run that absorbs it; that run answers for it from then on."""
         self.dequeue(part)
         part.move(Move.ALIAS)
-        part.alias = into
-        if into.absorbed is None:
-            into.absorbed = []
-        into.absorbed.append(part)
-        for timer in part.timers or ():
+        part.ties.alias = into
+        if into.ties.absorbed is None:
+            into.ties.absorbed = []
+        into.ties.absorbed.append(part)
+        for timer in part.limits.timers or ():
             timer.cancel()
-        part.called.set()
+        part.seated_or_over.set()
         part.ended.set()
 
     def forget_if_quiet(self, session: Session) -> None:

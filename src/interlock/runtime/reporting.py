@@ -15,19 +15,23 @@
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
+import msgspec
+
 from interlock.core.decision import RunRow
 from interlock.core.names import Announce, Ending, RunId, RunKind
 from interlock.core.outcome import Cause, Outcome
 from interlock.core.projection import announcement
 from interlock.core.takeover import report_kind
-from interlock.core.values import MESSAGE_BYTES
+from interlock.core.values import MESSAGE_BYTES, Order
+from interlock.runtime.arrival import Arrival
 from interlock.runtime.ending import Endings
 from interlock.runtime.fall import Fall
 from interlock.runtime.inbox import Inbox
 from interlock.runtime.inside import Inner, Inside
-from interlock.runtime.live import RUN_SESSION, Child, LiveRun
+from interlock.runtime.live import RUN_SESSION, LiveRun
 from interlock.runtime.outlet import Outlet
 from interlock.runtime.registry import Session
+from interlock.runtime.ties import Child
 
 
 class Carrier(Protocol):
@@ -52,11 +56,12 @@ class Reporting(Inner):
         """Make the reports of a fall, in its step; they are part of its Decision."""
         for child in fall.runs:
             # A child that fell in a stop or reset of its home is not reported there.
-            if child.announce is None or fall.session is child.home:
+            if child.arrival.announce is None or fall.session is child.ties.home:
                 continue
             assert child.outcome is not None
-            report = self.report_of(child.row(), child.home, child.outcome, to=child.announce_to)
-            report.order = child.order
+            report = self.report_of(
+                child.row(), child.ties.home, child.outcome, to=child.ties.announce_to, order=child.arrival.order
+            )
             if not self._inbox.may_report(report):
                 continue
             fall.reports.append(report)
@@ -66,7 +71,9 @@ class Reporting(Inner):
             self._inbox.take_report(report)
             self._crew.start(self._bring(report, child, fall), name=f"report {child.id}")
 
-    def report_of(self, child: RunRow, home: Session, outcome: Outcome, *, to: str | None) -> LiveRun:
+    def report_of(
+        self, child: RunRow, home: Session, outcome: Outcome, *, to: str | None, order: Order | None = None
+    ) -> LiveRun:
         """Return the message that reports a child to its home, for the agent that the tree began with."""
         assert child.announce is not None
         # A run's own session has no second turn, so the report is a note.
@@ -75,27 +82,27 @@ class Reporting(Inner):
         report = LiveRun(
             RunId(self._registry.new_id("r")),
             home,
-            principal=child.principal,
-            text=announcement(outcome, child.agent or "", MESSAGE_BYTES),
-            kind=report_kind(child.announce, in_a_row=in_a_row(home), stopped=stopped),
-            method=RunKind.ANNOUNCE,
-            key=child.id,
-            digest="",
-            strategy=None,
-            # None: the operator's deadline counts.
-            deadline=None,
-            admitted_at=self._clock.wall(),
-            agent=to,
+            # Without a deadline: the operator's counts.
+            Arrival(
+                principal=child.principal,
+                text=announcement(outcome, child.agent or "", MESSAGE_BYTES),
+                kind=report_kind(child.announce, in_a_row=in_a_row(home), stopped=stopped),
+                method=RunKind.ANNOUNCE,
+                key=child.id,
+                admitted_at=self._clock.wall(),
+                order=order,
+                agent=to,
+            ),
         )
-        report.announces = Child(run_id=child.id, outcome=outcome, text=outcome.text)
+        report.ties.announces = Child(run_id=child.id, outcome=outcome, text=outcome.text)
         return report
 
     async def _bring(self, report: LiveRun, child: LiveRun, fall: Fall) -> None:
         await fall.ended.wait()
-        await fall.kept.wait()
+        await fall.stored.wait()
         # Read the outcome again: the store may have had another ending.
         told = fall.told(child)
-        report.announces = Child(run_id=child.id, outcome=told, text=told.text)
+        report.ties.announces = Child(run_id=child.id, outcome=told, text=told.text)
         await self._deliver(report)
 
     def resume(self, report: LiveRun) -> None:
@@ -103,16 +110,17 @@ class Reporting(Inner):
 
         Count the turns in a row anew: the earlier start may have made each report before the others were queued.
         """
-        if report.kind is RunKind.ANNOUNCE:
-            report.kind = report_kind(Announce.TURN, in_a_row=in_a_row(report.session), stopped=False)
+        if report.arrival.kind is RunKind.ANNOUNCE:
+            kind = report_kind(Announce.TURN, in_a_row=in_a_row(report.session), stopped=False)
+            report.arrival = msgspec.structs.replace(report.arrival, kind=kind)
         self._inbox.take_report(report)
-        self._crew.start(self._deliver(report), name=f"report {report.key}")
+        self._crew.start(self._deliver(report), name=f"report {report.arrival.key}")
 
     async def _deliver(self, report: LiveRun) -> None:
         if report.fallen or self._registry.closing:
             return
         Outlet(report, self._feed).introduce()
-        if report.kind is RunKind.NOTE:
+        if report.arrival.kind is RunKind.NOTE:
             self._endings.end(report, Cause(ending=Ending.COMPLETED))
             return
         self._inbox.offer(report)
@@ -121,4 +129,4 @@ class Reporting(Inner):
 
 def in_a_row(session: Session) -> int:
     """Return how many turns in a row announcements have begun in a session, with those that wait for a turn."""
-    return session.announced + sum(other.kind is RunKind.ANNOUNCE for other in session.waiting or ())
+    return session.announced + sum(other.arrival.kind is RunKind.ANNOUNCE for other in session.queue or ())

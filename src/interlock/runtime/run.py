@@ -22,9 +22,9 @@ from interlock.core.outcome import Outcome
 from interlock.core.values import announce_of, name_of, need_utf8, number_of, seconds_of, text_of
 from interlock.processes.base import SpawnFailed, SpawnOrder
 from interlock.runtime.holds import Hold
-from interlock.runtime.live import Child
 from interlock.runtime.settings import INPUT_BYTES, PROGRESS_CHARACTERS, QUESTION_BYTES
 from interlock.runtime.spawning import Finished, Running
+from interlock.runtime.ties import Child
 from interlock.runtime.tool import ToolResult, ToolSpec, describe_error, plain, spec_of
 
 T = TypeVar("T")

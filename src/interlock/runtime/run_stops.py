@@ -32,7 +32,7 @@ from interlock.runtime.ending import Endings
 from interlock.runtime.fall import Fall
 from interlock.runtime.inbox import Inbox
 from interlock.runtime.inside import Inner, Inside
-from interlock.runtime.live import Falling, LiveRun
+from interlock.runtime.live import LiveRun
 from interlock.runtime.registry import Session, StopCall
 from interlock.runtime.spawning import Running
 from interlock.stores.base import Ticket
@@ -101,7 +101,7 @@ class RunStops(Inner):
         fall = self._endings.open(session, by=call.by)
         stopped = Cause(ending=Ending.STOPPED, by=call.by, typed=call.typed)
         for target in targets:
-            fall.take(target, stopped)
+            fall.add(target, stopped)
         fall.sweep(processes, stopped)
         aborted, already = _came_to(fall)
         fall.stops = call.decide(at=fall.fenced_at, receipt=fall.id, aborted=aborted, already=already)
@@ -121,7 +121,7 @@ class RunStops(Inner):
         with self._inbox.held_up(session):
             known = await self.soon(self._store.load(session.id, principal=by, key=None), until)
             if known is not None:
-                self._inbox.take_up(session, known)
+                self._inbox.load(session, known)
 
     def _note(
         self, call: StopCall, now: float, *, ended: LiveRun | None = None, already: Ending | None = None
@@ -149,7 +149,7 @@ class RunStops(Inner):
 
         return answer
 
-    async def _same_again(self, fall: Falling, run: LiveRun, by: Principal) -> Receipt:
+    async def _same_again(self, fall: Fall, run: LiveRun, by: Principal) -> Receipt:
         """Return the receipt of an earlier fall for a later stop: `aborted: false`, and the ending found (race 14)."""
         await fall.ended.wait()
         already = _ending(run)
@@ -200,8 +200,8 @@ class RunStops(Inner):
 
     def _run(self, run_id: RunId, call: StopCall) -> Receiving:
         run, by = self._registry.runs.get(run_id), call.by
-        if run is not None and self._may(by, run.itself):
-            return self._live(run.itself, call)
+        if run is not None and self._may(by, run.absorber_or_self):
+            return self._live(run.absorber_or_self, call)
 
         async def answer() -> Receipt:
             found = await self.soon(self._stored(run_id, by), self.until()) if run is None else None
@@ -212,9 +212,11 @@ class RunStops(Inner):
     def _live(self, run: LiveRun, call: StopCall) -> Receiving:
         by = call.by
         if run.state not in (State.WITHDRAWN, State.ALIASED):
-            steering = [other for other in run.session.waiting or () if other.steers is run and self._may(by, other)]
+            steering = [
+                other for other in run.session.queue or () if other.admittance.steers is run and self._may(by, other)
+            ]
             # A stop of one run does not end the queue, and so not the announcements in it.
-            steering = [other for other in steering if other.kind not in REPORTS]
+            steering = [other for other in steering if other.arrival.kind not in REPORTS]
             live = not run.fallen and not self._registry.closed
             fall = self._end_all(run.session, [run, *steering], call) if live else None
             if fall is not None:
@@ -247,8 +249,8 @@ class RunStops(Inner):
 
     def _message(self, key: str, call: StopCall) -> Receiving:
         run = self._registry.keys.get((call.by, key))
-        if run is not None and self._may(call.by, run.itself):
-            return self._live(run.itself, call)
+        if run is not None and self._may(call.by, run.absorber_or_self):
+            return self._live(run.absorber_or_self, call)
         tombstone = Tombstone(principal=call.by, key=key)
         self._registry.bury(tombstone)
         written = None if self._registry.closed else self._endings.insist(Decision(tombstones=(tombstone,)))
@@ -263,8 +265,8 @@ class RunStops(Inner):
         if known is not None and known.key is not None:
             came = self._registry.runs.get(known.key.run_id)
             # The message arrived while the store was asked, and was born stopped.
-            if came is not None and self._may(by, came.itself):
-                return await self._live(came.itself, call)()
+            if came is not None and self._may(by, came.absorber_or_self):
+                return await self._live(came.absorber_or_self, call)()
             found = await self.soon(self._stored(known.key.run_id, by), until)
         return await self._noted(call, found or nothing(session=None, by=by, now=self._clock.wall(), durable=durable))
 
@@ -272,7 +274,7 @@ class RunStops(Inner):
 def _came_to(fall: Fall) -> tuple[bool, Ending | None]:
     """Return whether a fall stopped anything; if not, also the ending that came first."""
     endings = [_ending(run) for run in fall.runs]
-    stopped = Ending.STOPPED in endings or bool(fall.swept)
+    stopped = Ending.STOPPED in endings or bool(fall.detached_ended)
     return stopped, None if stopped else endings[0]
 
 

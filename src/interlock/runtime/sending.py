@@ -13,6 +13,7 @@ from interlock.core.lifecycle import State
 from interlock.core.names import Principal, RunId, RunKind, SessionId
 from interlock.core.values import instructions_of, kind_of, name_of, order_of, seconds_of, strategy_of, text_of
 from interlock.core.verbs import Send
+from interlock.runtime.arrival import Arrival
 from interlock.runtime.driver import Driver
 from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.live import RUN_SESSION, LiveRun, own_session
@@ -53,36 +54,38 @@ class Sending(Inner):
         run = LiveRun(
             run_id,
             self._registry.session(own_session(run_id) if session is None else SessionId(session)),
-            principal=by,
-            text=text,
-            kind=kind,
-            method="send" if kind is RunKind.CHAT else kind,
-            key=key,
-            digest="" if key is None else digest(session, text, strategy, limit, *_beside(agent, instructions)),
-            strategy=strategy,
-            deadline=deadline,
-            admitted_at=self._clock.wall(),
-            order=order,
-            agent=agent,
-            instructions=instructions,
-            begins=not isinstance(asked.session, Anothers),
+            Arrival(
+                principal=by,
+                text=text,
+                kind=kind,
+                method="send" if kind is RunKind.CHAT else kind,
+                key=key,
+                digest="" if key is None else digest(session, text, strategy, limit, *_beside(agent, instructions)),
+                strategy=strategy,
+                deadline=deadline,
+                admitted_at=self._clock.wall(),
+                order=order,
+                agent=agent,
+                instructions=instructions,
+                begins=not isinstance(asked.session, Anothers),
+            ),
         )
         run = self._stage.begin(run)
         # An acked run means that the key was used before. If that run is over, the answer says `ended`, as it would
         # after a restart.
-        return partial(self._sent, run, run.acked.is_set())
+        return partial(self._sent, run, run.admittance.acked.is_set())
 
     async def _sent(self, run: LiveRun, again: bool) -> Sent:
-        await run.acked.wait()
-        if run.problem is not None:
-            raise run.problem.with_traceback(None)
+        await run.admittance.acked.wait()
+        if run.admittance.problem is not None:
+            raise run.admittance.problem.with_traceback(None)
         # The message ended before it was seated: answer when its ending is public.
         if run.fall is not None and run.generation is None:
             await run.fall.ended.wait()
-        assert run.sent is not None
+        assert run.admittance.sent is not None
         # An aliased run ends when the run that absorbed it ends.
-        over = again and run.itself.ended.is_set()
-        return msgspec.structs.replace(run.sent, state=State.ENDED) if over else run.sent
+        over = again and run.absorber_or_self.ended.is_set()
+        return msgspec.structs.replace(run.admittance.sent, state=State.ENDED) if over else run.admittance.sent
 
     def agent(self, name: str | None) -> str | None:
         """Return an agent's name, or raise if no agent has it; None names the agent that control serves."""

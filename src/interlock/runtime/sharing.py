@@ -18,7 +18,7 @@ from interlock.runtime.inbox import Inbox
 from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.registry import Session
 from interlock.runtime.settings import SHARES
-from interlock.stores.base import StoreFailed, committed, read
+from interlock.stores.base import StoreFailed, commit_or_withdraw, read
 
 
 class Sharing(Inner):
@@ -35,7 +35,7 @@ class Sharing(Inner):
         """Set what a principal may do in a session; None takes the share away."""
         with self._registry.pinned(session_id) as session:
             if not session.loaded:
-                self._inbox.take_up(session, await read(self._store.load(session_id, principal=by, key=None)))
+                self._inbox.load(session, await read(self._store.load(session_id, principal=by, key=None)))
             if session.confirmed_owner is None or not self._authority.may(Action.SHARE, by, whose=session.whose):
                 raise UnknownSession(session_id, by)
             if who in (session.owner, LOCAL):
@@ -65,7 +65,7 @@ class Sharing(Inner):
             await ticket.within(self._settings.commit_seconds)
             return _shared(session, durable=ticket.inside)
         ticket = self._store.decide(decision)
-        if not await committed(self._store, ticket, self._settings.commit_seconds):
+        if not await commit_or_withdraw(self._store, ticket, self._settings.commit_seconds):
             raise StoreFailed("the store did not accept the share in time; nothing more was shared, try again")
         # A later change for this principal may have come while the store was asked; it stands.
         if self._latest.get((row.session, row.principal)) == row.at:

@@ -16,7 +16,8 @@ from interlock.core.lifecycle import State
 from interlock.core.names import Drain, Ending, Principal, ReceiptId, RunId, SessionId
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt, shown
-from interlock.runtime.live import Falling, LiveRun
+from interlock.runtime.fall import Fall
+from interlock.runtime.live import LiveRun
 from interlock.runtime.registry import Registry
 from interlock.stores.base import Store, read
 
@@ -63,8 +64,8 @@ class Sight:
         live = self._registry.runs.get(run_id)
         if live is not None and self.may_see(by, live):
             # Until the ack nothing of a run is public, and it may still be withdrawn.
-            await live.acked.wait()
-            return None if live.state is State.WITHDRAWN else (live.session.id, live.itself.id)
+            await live.admittance.acked.wait()
+            return None if live.state is State.WITHDRAWN else (live.session.id, live.absorber_or_self.id)
         row = await read(self.row(run_id, by)) if live is None else None
         if row is None:
             raise Unknown(f"no run {run_id!r} that {by} may see; `runs` lists them")
@@ -109,7 +110,7 @@ class Sight:
         return msgspec.structs.replace(row.outcome, drained=over, durable=True)
 
     def receipt(
-        self, fall: Falling, by: Principal, *, aborted: bool = False, already: Ending | None = None
+        self, fall: Fall, by: Principal, *, aborted: bool = False, already: Ending | None = None
     ) -> Receipt | None:
         """Return a live receipt as it stands now, with the runs the caller may see; None if it may see none."""
         if not fall.drained.is_set():

@@ -31,10 +31,11 @@ from interlock.core.names import Effect, Principal, ProcessState
 from interlock.processes.base import Containment, Process, Processes, SpawnFailed, SpawnOrder, Worker
 from interlock.runtime.flag import Flag, Happening
 from interlock.runtime.inside import Inner, Inside
-from interlock.runtime.live import Kept, LiveRun
+from interlock.runtime.live import LiveRun
 from interlock.runtime.outlet import Outlet
 from interlock.runtime.registry import Session
 from interlock.runtime.settings import COMMAND_CHARACTERS, PROCESSES
+from interlock.runtime.work import ProcessTable, Work
 
 LIVE_CHARACTERS = 2_000  # of a live process's output, in a list
 EXIT_CHARACTERS = 1_000  # of its output, in the event of its exit
@@ -182,7 +183,7 @@ class Running:
             command=command_of(self.order),
             run_id=self._run.id,
             started_at=self.started_at,
-            session=self._run.home.id,
+            session=self._run.ties.home.id,
             name=self.order.name,
             detached=self.order.detached,
             tail=tail_of(self._process, LIVE_CHARACTERS) if told else "",
@@ -215,7 +216,7 @@ class Spawning(Inner):
         registration the fall would not find it, and the process would outlive the run.
         """
         run.fence.check(Effect.SPAWN)
-        kept = kept_of(run)
+        kept = kept_of(run.work)
         if len(kept.running) >= PROCESSES:
             raise SpawnFailed(errno.EAGAIN, f"this run has {PROCESSES} processes; wait for some, or end them")
         outlet.close_block(Effect.SPAWN)
@@ -230,23 +231,23 @@ class Spawning(Inner):
         running.drain_seconds = self._settings.drain_seconds
         kept.running[running] = None
         if order.name is not None:
-            kept_of(run.home if order.detached else run).named[order.name] = running
+            kept_of(run.ties.home if order.detached else run.work).named[order.name] = running
         if order.detached:
-            kept_of(run.home).running[running] = None
-            run.home.live += 1
+            kept_of(run.ties.home).running[running] = None
+            run.ties.home.live += 1
         outlet.emit(Effect.SPAWN, _told(order, process, ProcessState.RUNNING, beside))
         if self._crew.start(self._follow(run, outlet, running, process), name=f"process of {run.id}") is None:
             running.told.set()
         return running
 
-    def _containment(self, run: LiveRun, kept: Kept, order: SpawnOrder) -> Containment:
+    def _containment(self, run: LiveRun, kept: ProcessTable, order: SpawnOrder) -> Containment:
         if not order.alone:
             if kept.shared is None or kept.shared.done.is_set():
                 kept.shared = self.contain(run)
             return kept.shared
         grace = min(order.grace, self._settings.drain_seconds)
         if order.detached:
-            return self._processes.contain(f"session-{run.home.id}", grace=grace, once=True)
+            return self._processes.contain(f"session-{run.ties.home.id}", grace=grace, once=True)
         return self.contain(run, grace=grace, once=True)
 
     def contain(self, run: LiveRun, *, grace: float = 0.0, once: bool = False) -> Containment:
@@ -258,7 +259,7 @@ class Spawning(Inner):
     @staticmethod
     def add(run: LiveRun, containment: Containment) -> None:
         """Register a containment for the fall to cut; drop empty ones, unless a receipt counts them."""
-        kept = kept_of(run)
+        kept = kept_of(run.work)
         kept.grade = containment.grade
         if not run.fallen:
             kept.containments = [other for other in kept.containments if not other.done.is_set()]
@@ -284,14 +285,14 @@ class Spawning(Inner):
         self._forget(run, running)
 
     def _forget(self, run: LiveRun, running: Running) -> None:
-        kept_of(run).running.pop(running, None)
-        keeping, name = run.home if running.order.detached else run, running.name
+        kept_of(run.work).running.pop(running, None)
+        keeping, name = run.ties.home if running.order.detached else run.work, running.name
         if name is not None and kept_of(keeping).named.get(name) is running:
             del kept_of(keeping).named[name]
         if running.order.detached:
-            del kept_of(run.home).running[running]
-            run.home.live -= 1
-            self._registry.forget_if_quiet(run.home)
+            del kept_of(run.ties.home).running[running]
+            run.ties.home.live -= 1
+            self._registry.forget_if_quiet(run.ties.home)
 
     async def in_worker(self, run: LiveRun, work: bytes, grace: float) -> Any:
         """Run a synchronous tool in a worker, which can be killed; return its result."""
@@ -299,7 +300,7 @@ class Spawning(Inner):
         await self._processes.ready()
         # Fence, registration of the worker and handing over of the work are one step.
         run.fence.check(Effect.TOOL)
-        kept = kept_of(run)
+        kept = kept_of(run.work)
         kept.workers = [worker for worker in kept.workers if worker.alive]
         worker = kept.workers.pop() if kept.workers else self._worker(run)
         answer = worker.ask(work, grace=min(grace, self._settings.drain_seconds))
@@ -318,7 +319,7 @@ class Spawning(Inner):
 
     async def behind(self, run: LiveRun) -> tuple[str, ...]:
         """Wait, bounded and once per run, for processes of the runs before this one; return the names of stuck ones."""
-        kept = kept_of(run)
+        kept = kept_of(run.work)
         if kept.behind is None:
             kept.behind = [
                 containment
@@ -329,38 +330,38 @@ class Spawning(Inner):
             ]
         if not kept.behind:
             return ()
-        run.resting += 1
+        run.limits.resting += 1
         try:
             with anyio.move_on_after(self._settings.drain_seconds):
                 for containment in kept.behind:
                     await containment.done.wait()
         finally:
-            run.resting -= 1
-            run.touched = self._clock.now()
+            run.limits.resting -= 1
+            run.limits.touched = self._clock.now()
         left = [containment for containment in kept.behind if not containment.done.is_set()]
         kept.behind = []
         return tuple(name for containment in left for name in containment.stuck or (containment.name,))
 
 
-def kept_of(keeping: LiveRun | Session) -> Kept:
+def kept_of(keeping: Work | Session) -> ProcessTable:
     """Return the processes of a run, or a session's detached ones; make the record when first needed."""
-    if keeping.kept is None:
-        keeping.kept = Kept()
-    return keeping.kept
+    if keeping.processes is None:
+        keeping.processes = ProcessTable()
+    return keeping.processes
 
 
 def _named(run: LiveRun, order: SpawnOrder) -> Running | None:
     if order.name is None:
         return None
-    first = kept_of(run.home if order.detached else run).named.get(order.name)
+    first = kept_of(run.ties.home if order.detached else run.work).named.get(order.name)
     return first if first is not None and not first.over.is_set() else None
 
 
 def _above(run: LiveRun) -> list[Session]:
     """Return the sessions of a run and of its parents."""
     sessions = [run.session]
-    while run.parent is not None:
-        run = run.parent
+    while run.ties.parent is not None:
+        run = run.ties.parent
         sessions.append(run.session)
     return sessions
 

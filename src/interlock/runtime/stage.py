@@ -37,7 +37,7 @@ from interlock.runtime.run import Message, Part
 from interlock.runtime.spawning import Spawning
 from interlock.runtime.tool import describe_error
 from interlock.runtime.verbs import Verbs
-from interlock.stores.base import Unsure, committed
+from interlock.stores.base import Unsure, commit_or_withdraw
 
 
 class Stage(Inner):
@@ -72,7 +72,7 @@ class Stage(Inner):
 
         A message under a used key is answered by the first run with that key and gets no task.
         """
-        run.touched = self._clock.now()
+        run.limits.touched = self._clock.now()
         try:
             answering = self._inbox.enter(run)
         finally:
@@ -83,8 +83,8 @@ class Stage(Inner):
 
     def resume(self, run: LiveRun) -> None:
         """Start the task of a message that an earlier start admitted; the task waits for the seat."""
-        run.touched = self._clock.now()
-        self._inbox.take_back(run)
+        run.limits.touched = self._clock.now()
+        self._inbox.requeue(run)
         self._crew.start(self.carry(run, admitted=True), name=f"run {run.id}")
 
     async def carry(self, run: LiveRun, *, admitted: bool = False) -> None:
@@ -97,14 +97,14 @@ class Stage(Inner):
             if admitted or await self._inbox.admit(run):
                 await self._carry(run)
         except BaseException as error:
-            if not run.acked.is_set():
+            if not run.admittance.acked.is_set():
                 self._inbox.turn_away(run, _not_taken(run))
             elif not run.fallen and not self._registry.closing and not run.ended.is_set():
                 self._endings.end(run, _failed(f"the task of the run broke: {describe_error(error)}", ErrorKind.AGENT))
             raise
 
     async def _carry(self, run: LiveRun) -> None:
-        await run.called.wait()
+        await run.seated_or_over.wait()
         if run.state is not State.SEATED:
             return
         self._deadlines.dispatched(run)
@@ -121,16 +121,16 @@ class Stage(Inner):
         if run.fallen:
             return False
         # If the run was seated in the Decision that admitted it, the store already has this generation.
-        on_record = run.sent is not None and run.sent.generation == run.generation
+        on_record = run.admittance.sent is not None and run.admittance.sent.generation == run.generation
         rows = () if on_record else (self._registry.session_row(run.session),)
         mark = Decision(sessions=rows, starts=(run.id,))
         ticket = self._store.decide(mark)
-        inside = await committed(self._store, ticket, self._settings.commit_seconds)
-        while not inside and run.kind is RunKind.ANNOUNCE and not run.fallen and not self._registry.closing:
+        inside = await commit_or_withdraw(self._store, ticket, self._settings.commit_seconds)
+        while not inside and run.arrival.kind is RunKind.ANNOUNCE and not run.fallen and not self._registry.closing:
             # An announcement has no sender who would send it again, so its start is tried until the store takes it.
             await anyio.sleep(self._settings.retry_seconds)
             ticket = self._store.decide(mark)
-            inside = await committed(self._store, ticket, self._settings.commit_seconds)
+            inside = await commit_or_withdraw(self._store, ticket, self._settings.commit_seconds)
         if run.fallen:
             return False
         if not inside:
@@ -164,8 +164,8 @@ class Stage(Inner):
 
     def _need_agent(self, run: LiveRun) -> None:
         """Raise if the run's agent is not served: the message may have waited over a restart that left it out."""
-        if run.agent is not None and run.agent not in self._driver.names:
-            raise BadInput(f"agent {run.agent!r} is not served any more; open_control(agents=...) names them")
+        if run.arrival.agent is not None and run.arrival.agent not in self._driver.names:
+            raise BadInput(f"agent {run.arrival.agent!r} is not served any more; open_control(agents=...) names them")
 
     def _verbs(self, run: LiveRun, outlet: Outlet) -> Verbs:
         gate = Gate(run, outlet, self._store, self._settings, self._approvals, self._policy)
@@ -199,8 +199,8 @@ class Stage(Inner):
 
 def _message(run: LiveRun) -> Message:
     """Return the agent's message. Collected messages become one text, in order, and name their authors if several."""
-    said = [run, *(run.collection.parts if run.collection is not None else ())]
-    parts = tuple(Part(text=part.text, by=part.principal, child=part.announces) for part in said)
+    said = [run, *run.ties.collected]
+    parts = tuple(Part(text=part.arrival.text, by=part.principal, child=part.ties.announces) for part in said)
     named = len({part.by for part in parts}) > 1
     return Message(
         text="\n\n".join(f"{part.by}: {part.text}" if named else part.text for part in parts),
@@ -209,8 +209,8 @@ def _message(run: LiveRun) -> Message:
         run_id=run.id,
         previous=run.session.previous,
         parts=parts,
-        instructions=run.instructions,
-        child=run.announces,
+        instructions=run.arrival.instructions,
+        child=run.ties.announces,
     )
 
 
@@ -220,7 +220,7 @@ def _not_taken(run: LiveRun) -> Unavailable:
     The store may have the message although the task was not told. Then the error says that it is not known whether the
     message was taken: after "not taken" the sender would send it again without its key, and it would run twice.
     """
-    ticket = run.admission
+    ticket = run.admittance.ticket
     if ticket is None or (ticket.answered and not ticket.inside):
         return Unavailable("the message was not taken; send it again")
     return Unsure("whether the message was kept is not known; send it again with the same key")

@@ -22,7 +22,8 @@ from interlock.core.lifecycle import Move, State, may
 from interlock.core.names import Ending, Principal, SessionId
 from interlock.core.receipt import Receipt, nothing
 from interlock.core.values import Order
-from interlock.runtime.live import Falling, LiveRun
+from interlock.runtime.fall import Fall
+from interlock.runtime.live import LiveRun
 from interlock.runtime.registry import Session, StopCall
 from interlock.runtime.run_stops import Receiving, RunStops, is_stopped
 from interlock.runtime.spawning import Running, command_of
@@ -55,7 +56,7 @@ class Stopping(RunStops):
         session = self._registry.sessions.get(session_id)
         if session is None or self._registry.closed:
             return self._own(call, partial(self._absent, session_id, call))
-        arriving = () if session.loaded else tuple(session.line or ())
+        arriving = () if session.loaded else tuple(session.arrivals or ())
         unsure = any(self._inbox.unsure(run) for run in arriving)
         if unsure or not all(self._may(call.by, run) for run in arriving):
             return self._loaded(session_id, call, lambda here: self._stop_here(here, call, order, queue, arriving))
@@ -103,7 +104,7 @@ class Stopping(RunStops):
             raise Unavailable("this control is closed; reset the session at the next one")
         session = self._registry.sessions.get(session_id)
         if session is None or not session.loaded:
-            arrived = () if session is None else tuple(session.line or ())
+            arrived = () if session is None else tuple(session.arrivals or ())
             return self._loaded(session_id, call, lambda here: self._reset_here(here, call, arrived))
         return self._reset_here(session, call)
 
@@ -116,11 +117,11 @@ class Stopping(RunStops):
                 # Nobody owns the session until its first message is stored. That message must not run on behind this.
                 self._stop_here(session, StopCall(by), None, True, arrived)
             return partial(self._unknown, session.id, by, self._note(call, now, already=Ending.UNKNOWN))
-        processes = list(session.kept.running) if session.kept is not None else []
+        processes = list(session.processes.running) if session.processes is not None else []
         everyone = [run for run in _everyone(session) if self._inbox.may_come(run) and _was_there(run, arrived)]
         fall = self._end_all(session, everyone, call, processes=processes, resets=True)
         told: Receiving | None = None
-        untold: Falling | None = None
+        untold: Fall | None = None
         if fall is None:
             self._note(call, now)
             if session.seat is None:
@@ -152,7 +153,7 @@ class Stopping(RunStops):
             await self.soon(written, self.until())
         raise UnknownSession(session_id, by)
 
-    def _begin_anew(self, session: Session) -> Falling | None:
+    def _begin_anew(self, session: Session) -> Fall | None:
         """Begin a new transcript where there is nothing to end; return the fall after which it begins, if there is one.
 
         An ending that is not public yet still belongs to the old transcript: the new one begins after it.
@@ -218,7 +219,7 @@ class Stopping(RunStops):
 
     def detached(self, session: Session, by: Principal) -> list[Running]:
         """Return the detached processes of a session that the caller may end."""
-        whose, running = session.whose, session.kept.running if session.kept is not None else ()
+        whose, running = session.whose, session.processes.running if session.processes is not None else ()
         return [each for each in running if self._authority.may(Action.STOP, by, whose=whose, principal=each.principal)]
 
     def remaining(self, session_id: SessionId, by: Principal) -> Remaining:
@@ -227,9 +228,9 @@ class Stopping(RunStops):
         runs = [] if session is None else [run for run in _everyone(session) if self._may(by, run)]
         processes = [] if session is None else [each for each in self.detached(session, by) if not each.ending]
         return Remaining(
-            running=[run.id for run in runs if not run.detached and run.state in (State.SEATED, State.STARTED)],
+            running=[run.id for run in runs if not run.ties.detached and run.state in (State.SEATED, State.STARTED)],
             queued=sum(run.state in (State.ARRIVING, State.QUEUED) for run in runs),
-            detached=[*(run.id for run in runs if run.detached), *(command_of(each.order) for each in processes)],
+            detached=[*(run.id for run in runs if run.ties.detached), *(command_of(each.order) for each in processes)],
         )
 
     def _may_stop_session(self, by: Principal, session: Session) -> bool:
@@ -238,13 +239,13 @@ class Stopping(RunStops):
 
 def _written_after(run: LiveRun, order: Order | None) -> bool:
     """Return whether a run's message was written after a stop, by the numbers of the channel that both came by."""
-    written = run.order
+    written = run.arrival.order
     return order is not None and written is not None and written.channel == order.channel and written.at > order.at
 
 
 def _at_work(run: LiveRun) -> bool:
     """Return whether a run has the seat or is on its way to it: it neither waits nor is detached."""
-    return not run.detached and run.state in (State.ARRIVING, State.SEATED, State.STARTED)
+    return not run.ties.detached and run.state in (State.ARRIVING, State.SEATED, State.STARTED)
 
 
 def _was_there(run: LiveRun, arrived: Collection[LiveRun] | None) -> bool:
@@ -255,5 +256,5 @@ def _was_there(run: LiveRun, arrived: Collection[LiveRun] | None) -> bool:
 def _everyone(session: Session) -> list[LiveRun]:
     """Return every run of a session that has not fallen: seated, waiting, arriving, detached."""
     detached = (session.detached or {}).values()
-    everyone = dict.fromkeys([session.seat, *(session.waiting or ()), *(session.line or ()), *detached])
+    everyone = dict.fromkeys([session.seat, *(session.queue or ()), *(session.arrivals or ()), *detached])
     return [run for run in everyone if run is not None and not run.fallen and may(run.state, Move.END)]

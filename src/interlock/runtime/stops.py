@@ -59,8 +59,8 @@ class Stops(Inner):
             live = self._registry.keys.get((by, sent))
         if not asked.queue:
             return stopped
-        seen = live is not None and self._sight.may_see(by, live.itself)
-        rest = self._rest(live.itself.session.id, by) if live is not None and seen else None
+        seen = live is not None and self._sight.may_see(by, live.absorber_or_self)
+        rest = self._rest(live.absorber_or_self.session.id, by) if live is not None and seen else None
         return partial(self._with_rest, stopped, rest, by)
 
     def _rest(self, session: SessionId, by: Principal) -> Receiving:
@@ -90,11 +90,11 @@ class Stops(Inner):
         held = [each.id for each in self._registry.sessions.values() if self._stopping.detached(each, by)]
         # A child is stopped through its home. Stopped alone, a detached child would announce its ending there, and the
         # announcement would start a turn.
-        sessions = dict.fromkeys([run.home.id for run in seen] + held)
+        sessions = dict.fromkeys([run.ties.home.id for run in seen] + held)
         alone: list[RunId] = []
         if asked.of is not None:
             sessions = {each: None for each in sessions if self._registry.whose(each).owner == asked.of}
-            alone = [run.id for run in seen if run.principal == asked.of and run.home.id not in sessions]
+            alone = [run.id for run in seen if run.principal == asked.of and run.ties.home.id not in sessions]
         stops = [self._rest(session, by) for session in sessions]
         stops += [self.stop(Stop(run=run), by) for run in alone]
         return partial(_receipts_of, stops)

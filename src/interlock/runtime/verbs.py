@@ -22,15 +22,18 @@ from interlock.processes.base import SpawnOrder
 from interlock.runtime.approvals import Approvals
 from interlock.runtime.crew import Crew
 from interlock.runtime.delegation import Delegation
+from interlock.runtime.fall import Fall
 from interlock.runtime.feed import whole_log
 from interlock.runtime.gate import Gate
 from interlock.runtime.holds import Hold, Holds, Place
 from interlock.runtime.inbox import Inbox
-from interlock.runtime.live import Child, Falling, LiveRun, ToolCall
+from interlock.runtime.live import LiveRun
 from interlock.runtime.outlet import Outlet
 from interlock.runtime.run import Message, Part
 from interlock.runtime.spawning import Running, Spawning
+from interlock.runtime.ties import Child
 from interlock.runtime.tool import ToolSpec
+from interlock.runtime.work import ToolCall
 from interlock.stores.base import Log
 
 
@@ -70,16 +73,16 @@ class Verbs:
 
     def touch(self) -> None:
         """Note a sign of life; the idle limit counts from here."""
-        self.run.touched = self._loop.time()
-        self.run.heard = True
+        self.run.limits.touched = self._loop.time()
+        self.run.limits.heard = True
 
     def spend_refusal(self) -> bool:
         """Count a refused effect of a fallen run; return True when it has used up its budget (REFUSALS).
 
         Its body is then not resumed any more, even within its grace: a loop that swallows Stale would spin until then.
         """
-        self.run.refusal_budget -= 1
-        return self.run.refusal_budget < 0
+        self.run.work.refusal_budget -= 1
+        return self.run.work.refusal_budget < 0
 
     def check(self, effect: Effect) -> None:
         self.run.fence.check(effect)
@@ -100,10 +103,9 @@ class Verbs:
         before = self.run.phase
         self.outlet.emit(Effect.PHASE, Phase(name=name))
         self.run.phase = name
-        self.run.leave(Phase)
+        self.run.limits.leave(Phase)
         if name is not None:
-            self.run.enter(Phase, name)
-        self.run.provider_started |= name == "provider"
+            self.run.limits.enter(Phase, name)
         return before
 
     def blame(self, phase: str, error: BaseException) -> None:
@@ -124,13 +126,13 @@ class Verbs:
         run.fence.check(Effect.PHASE)
         return [
             Message(
-                text=other.text,
+                text=other.arrival.text,
                 by=other.principal,
                 session=run.session.id,
                 run_id=other.id,
-                parts=(Part(text=other.text, by=other.principal, child=other.announces),),
-                instructions=other.instructions,
-                child=other.announces,
+                parts=(Part(text=other.arrival.text, by=other.principal, child=other.ties.announces),),
+                instructions=other.arrival.instructions,
+                child=other.ties.announces,
             )
             for other in self._inbox.steered(run)
         ]
@@ -138,7 +140,7 @@ class Verbs:
     def take_in(self, taken: Collection[RunId]) -> None:
         """Absorb messages that the agent was handed, as far as they are still steered to this run."""
         self.run.fence.check(Effect.PHASE)
-        self._inbox.take_in(self.run, [other for other in self._inbox.steered(self.run) if other.id in taken])
+        self._inbox.absorb(self.run, [other for other in self._inbox.steered(self.run) if other.id in taken])
 
     async def ask(self, text: str, choices: tuple[str, ...] | None, seconds: float | None) -> bool | str:
         self.outlet.close_block(Effect.QUESTION)
@@ -165,21 +167,21 @@ class Verbs:
 
     async def _rest(self, place: Place) -> None:
         """Wait for a hold; the idle limit rests meanwhile."""
-        self.run.resting += 1
-        self.run.enter(place, KnownPhase.HOLD)
+        self.run.limits.resting += 1
+        self.run.limits.enter(place, KnownPhase.HOLD)
         try:
             await place.woken.wait()
         finally:
-            self.run.resting -= 1
-            self.run.leave(place)
-            self.run.touched = self._loop.time()
+            self.run.limits.resting -= 1
+            self.run.limits.leave(place)
+            self.run.limits.touched = self._loop.time()
 
     def release(self, name: str) -> None:
         """Free a hold. After the fall this does nothing: the hold stays until the run is drained."""
-        place = (self.run.holds or {}).get(name)
+        place = (self.run.work.holds or {}).get(name)
         if place is None or not self.current:
             return
-        draining = [fall for fall in self.run.child_falls or () if not fall.drained.is_set()]
+        draining = [fall for fall in self.run.ties.child_falls or () if not fall.drained.is_set()]
         # A child that was cut may still clean up under the hold; the hold is freed when the child is drained.
         if draining:
             place.leaving = True
@@ -187,7 +189,7 @@ class Verbs:
         else:
             self._holds.leave(place)
 
-    async def _release_behind(self, place: Place, draining: Sequence[Falling]) -> None:
+    async def _release_behind(self, place: Place, draining: Sequence[Fall]) -> None:
         for fall in draining:
             await fall.drained.wait()
         if self.current and place.leaving:
@@ -209,23 +211,23 @@ class Verbs:
     def finish(self, call: CallId, state: ToolState, result: Json | None, error: str | None) -> None:
         self.run.fence.check(Effect.RESULT)
         # A call that is not open any more has a result already.
-        if (open_call := (self.run.calls or {}).get(call)) is not None:
+        if (open_call := (self.run.work.calls or {}).get(call)) is not None:
             self._gate.finish(open_call, state, result=result, error=error)
 
     def give_up(self, call: CallId) -> None:
         """Close a call that the agent no longer waits for. If the run fell, the fall has closed it already."""
-        open_call = (self.run.calls or {}).get(call)
+        open_call = (self.run.work.calls or {}).get(call)
         if open_call is not None and self.current:
             self._gate.give_up(open_call)
 
     def is_pending(self, call: CallId) -> bool:
         """Return True for a recorded call of a current run that is not permitted yet."""
-        open_call = (self.run.calls or {}).get(call)
+        open_call = (self.run.work.calls or {}).get(call)
         return self.current and open_call is not None and open_call.state is ToolState.PENDING
 
     def open_call(self, call_id: CallId) -> ToolCall:
         self.run.fence.check(Effect.TOOL)
-        calls = self.run.calls or {}
+        calls = self.run.work.calls or {}
         if call_id not in calls:
             raise BadInput(f"call {call_id} is not open: it has a result already")
         return calls[call_id]

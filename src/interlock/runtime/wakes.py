@@ -22,6 +22,7 @@ from interlock.core.decision import Decision, WakeRow
 from interlock.core.errors import BadInput, InterlockError, Refused
 from interlock.core.names import RunId, RunKind, SessionId, WakeId
 from interlock.core.values import number_of
+from interlock.runtime.arrival import Arrival
 from interlock.runtime.delegation import Starter
 from interlock.runtime.ending import Endings
 from interlock.runtime.inside import Inner, Inside
@@ -47,8 +48,8 @@ class _Armed:
 
     def count(self) -> None:
         """Count the last wake if it was skipped."""
-        if self.last is not None and self.last.acked.is_set():
-            self.skipped += self.last.problem is not None
+        if self.last is not None and self.last.admittance.acked.is_set():
+            self.skipped += self.last.admittance.problem is not None
             self.last = None
 
 
@@ -139,15 +140,13 @@ class Wakes(Inner):
         run = LiveRun(
             RunId(self._registry.new_id("r")),
             self._registry.session(row.session),
-            principal=row.principal,
-            text=row.text,
-            kind=RunKind.WAKE,
-            method="wake",
-            key=None,
-            digest="",
-            strategy=None,
-            deadline=None,
-            admitted_at=self._clock.wall(),
+            Arrival(
+                principal=row.principal,
+                text=row.text,
+                kind=RunKind.WAKE,
+                method="wake",
+                admitted_at=self._clock.wall(),
+            ),
         )
         armed.count()
         armed.last = run
@@ -155,8 +154,8 @@ class Wakes(Inner):
             self._stage.begin(run)
         except InterlockError as refusal:
             log.warning("wake %s of session %s was skipped: %s", row.id, row.session, refusal)
-            run.problem = refusal
-            run.acked.set()
+            run.admittance.problem = refusal
+            run.admittance.acked.set()
 
 
 def next_time(row: WakeRow, after: float) -> float | None:

@@ -317,7 +317,7 @@ async def read(asked: Awaitable[T]) -> T:
     raise StoreFailed(f"the store did not answer within {READ_SECONDS} s; try again")
 
 
-async def committed(store: Store, ticket: Ticket, seconds: float) -> bool:
+async def commit_or_withdraw(store: Store, ticket: Ticket, seconds: float) -> bool:
     """Return whether a decision is in the store; after so many seconds withdraw it, which makes the answer final."""
     if not await ticket.within(seconds):
         with anyio.CancelScope(shield=True):

@@ -11,8 +11,8 @@ from typing import Any
 
 from interlock.core.errors import InterlockError, Refused, Stale
 from interlock.runtime.control import Control
-from interlock.runtime.live import Child
 from interlock.runtime.run import Message, Run
+from interlock.runtime.ties import Child
 from interlock.runtime.tool import tool
 from interlock.testing.oracle import Oracle
 

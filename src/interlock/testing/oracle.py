@@ -54,7 +54,7 @@ from interlock.core.receipt import Receipt
 from interlock.core.takeover import ANNOUNCED
 from interlock.runtime.control import Control
 from interlock.runtime.inline import DROPPED
-from interlock.runtime.live import Child
+from interlock.runtime.ties import Child
 from interlock.stores.base import Ticket
 from interlock.stores.memory import MemoryStore
 from interlock.testing.rights import EVERYWHERE, READ, Act, Deed, Rights
