@@ -62,7 +62,7 @@ class Endings(Inner):
 
     def open(self, session: Session, *, by: Principal | None = None) -> Fall:
         """Begin a fall in a session. The caller takes runs into it and closes it, all in the same step."""
-        return Fall(self._registry, self._feed, self._clock, session, by=by)
+        return Fall(self._registry, self._feed, session, by=by)
 
     def close(self, fall: Fall, *, admission: Decision | None = None) -> Ticket:
         """Finish t0: seat the next message, hand one Decision to the store, and start the task of t1 to t3.

@@ -45,7 +45,6 @@ from interlock.core.outcome import Cause, Outcome, cause_of, passed_limit, settl
 from interlock.core.projection import tool_words
 from interlock.core.receipt import Receipt, shown, summed
 from interlock.processes.base import Containment
-from interlock.runtime.clock import Clock
 from interlock.runtime.fallen import (
     Closed,
     begun,
@@ -75,7 +74,7 @@ BY_ITS_LIMIT = Cause(ending=Ending.PARENT_ENDED, limit_of=LimitOf.PARENT)
 class Fall:
     """The runs that fall in one synchronous step, and their one receipt."""
 
-    def __init__(self, registry: Registry, feed: Feed, clock: Clock, session: Session, *, by: Principal | None) -> None:
+    def __init__(self, registry: Registry, feed: Feed, session: Session, *, by: Principal | None) -> None:
         self.id = ReceiptId(registry.new_id("f"))
         self.session = session
         self.by = by
@@ -96,7 +95,7 @@ class Fall:
         self.stops: tuple[StopKey, ...] = ()  # the key of the stop that made this fall, stored with what it ended
         self.durable = True
         self.drain = Drain.PENDING
-        self.fenced_at, self._fenced_mono = clock.wall(), clock.now()
+        self.fenced_at, self._fenced_mono = feed.clock.wall(), feed.clock.now()
         self.ended_at: float | None = None
         self.drained_at: float | None = None
         self.ended = Flag()
@@ -105,11 +104,10 @@ class Fall:
         self._recorded: Receipt | None = None  # the receipt as it was last built
         self._registry = registry
         self._feed = feed
-        self._clock = clock
 
     def stamp(self) -> float:
         """Return the time of day at t0 plus the monotonic time since; it does not jump when the clock is set."""
-        return self.fenced_at + (self._clock.now() - self._fenced_mono)
+        return self.fenced_at + (self._feed.clock.now() - self._fenced_mono)
 
     # t0
 
@@ -125,7 +123,7 @@ class Fall:
         was_started = run.state.started
         limits = [run.limits.limit_now(limit) for limit in run.limits.armed]
         # If the agent in a host has returned, use the instant of its return, even if control reads of it later.
-        now = min(at, self._clock.now() if run.limits.returned is None else run.limits.returned)
+        now = min(at, self._feed.clock.now() if run.limits.returned is None else run.limits.returned)
         passed = passed_limit(now, limits)
         settled = settle(cause, now=now, limits=limits, phase=run.doing)
         # This line closes the run's fence. Every verb of an agent tests the fence in the step that admits its effect,

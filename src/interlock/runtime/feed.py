@@ -64,7 +64,7 @@ class Feed:
 
     def __init__(self, registry: Registry, *, store: Store, clock: Clock, authority: Authority, guards: Guards) -> None:
         self._registry = registry
-        self._clock = clock
+        self.clock = clock
         self._authority = authority
         self.guards = guards
         # The log: what the store has written, and what it has not written yet.
@@ -86,7 +86,7 @@ class Feed:
         count = self._registry.count(session)
         event = Event(
             position=count.next(),
-            at=self._clock.wall(),
+            at=self.clock.wall(),
             session=session,
             run_id=None if run is None else run.id,
             generation=None if run is None else run.generation,
@@ -131,7 +131,7 @@ class Feed:
 
     def gap(self, session: SessionId, after: int, lost_to: int) -> Event:
         """Return the event that tells one sink of events that the log no longer has."""
-        at = self._clock.wall()
+        at = self.clock.wall()
         return Event(position=lost_to, at=at, session=session, run_id=None, generation=None, data=Gap(after=after))
 
     # Listening

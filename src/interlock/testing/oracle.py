@@ -54,7 +54,7 @@ from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 from interlock.core.takeover import ANNOUNCED
 from interlock.runtime.control import Control
-from interlock.stores.base import Ticket
+from interlock.stores.base import Buried, Taken, Ticket
 from interlock.stores.memory import MemoryStore
 from interlock.testing.rights import EVERYWHERE, READ, Act, Deed, Rights
 
@@ -456,6 +456,9 @@ class Oracle:
             sent = await self.control.send(session, text, by=by, **options)
         except InterlockError as refusal:
             self._note("refused", None, type(refusal).__name__)
+            # The store's own guard is for what another control has written: one control alone knows the key before.
+            if isinstance(refusal, Buried | Taken):
+                self._fail(f"P1: control admitted {text!r} and the store refused its key: {refusal}")
             if isinstance(refusal, Unknown):
                 self.rights.turn_away(by, session)
             if options.get("key") is None:
