@@ -20,6 +20,8 @@ from typing import Any, NoReturn
 import msgspec
 
 import interlock
+from interlock.agent.message import Message
+from interlock.agent.run import Run
 from interlock.core.errors import InterlockError, KeyConflict, QuestionClosed, Unavailable, Unknown
 from interlock.core.events import Event, QuestionData
 from interlock.core.names import PASSING, QuestionState, SessionId
@@ -27,7 +29,6 @@ from interlock.processes.base import Confinement, Grade, Machine
 from interlock.processes.local import LocalProcesses
 from interlock.runtime.control import Control
 from interlock.runtime.feed import whole_log
-from interlock.runtime.run import Message, Run
 from interlock.runtime.settings import Settings
 from interlock.stores.sqlite import SqliteStore
 from proofs.crashbook import Book

@@ -25,6 +25,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from interlock.agent.message import Message
+from interlock.agent.run import Run
 from interlock.app import open_control
 from interlock.core.decision import Decision, EpochRow
 from interlock.core.events import Event, QuestionData
@@ -32,7 +34,6 @@ from interlock.core.names import Ending
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 from interlock.runtime.control import Control
-from interlock.runtime.run import Message, Run
 from interlock.runtime.settings import Settings
 from interlock.stores.sqlite import SqliteStore, checkpoints
 from proofs.strace import SECONDS, Played, Script, State, done, missing, play, points, read

@@ -12,16 +12,19 @@ from random import Random
 from threading import Thread
 from typing import Any
 
+from interlock.agent.bodies import DaemonThreads, ThreadBody, Threads
+from interlock.agent.order import SpawnFailed
+from interlock.agent.pools import Nameless
+from interlock.agent.run import Agent
+from interlock.core.errors import BadInput
 from interlock.core.names import BodyState
 from interlock.hosts import link
 from interlock.hosts.finding import SERVED
 from interlock.hosts.host import Serving
 from interlock.hosts.turn import HostTurn
-from interlock.processes.base import Grade, SpawnFailed
-from interlock.runtime.inline import DaemonThreads, ThreadBody, Threads
+from interlock.processes.base import Grade
+from interlock.runtime.handlers import HANDLERS
 from interlock.runtime.live import LiveRun
-from interlock.runtime.pools import Nameless
-from interlock.runtime.run import Agent
 
 DELAYS_SECONDS = (0.0, 0.0, 0.0, 1e-5, 1e-4, 0.001, 0.003)
 LIVES_SECONDS = (0.0, 1e-4, 0.002, 0.02)  # how long a host lives that dies by itself
@@ -84,15 +87,14 @@ class _Link:
         while self.full and not self._host.inward.cut:
             await asyncio.sleep(0.0001)
 
-    def exchange(self, word: link.Request) -> link.Answer | link.Refusal:
+    def exchange(self, word: link.Ask) -> link.Answer | link.Refusal:
         """Answer from the turn itself: the caller is synchronous and cannot wait for the link."""
         turn = self._host.turn
         assert turn is not None
-        assert isinstance(word, link.ReadOutput)
-        running = turn._running.get(word.handle)
-        if running is None:
-            return link.Refusal(word.number, "BadInput", f"this run has no process {word.handle} to ask about")
-        return link.Answer(word.number, link.pack(running.output))
+        try:
+            return link.Answer(word.number, link.pack(HANDLERS[type(word.verb)](turn._acting, word.verb)))
+        except BadInput as error:
+            return link.Refusal(word.number, "BadInput", str(error))
 
 
 class _Threads:

@@ -28,9 +28,10 @@ from pathlib import Path
 import msgspec
 
 import interlock
+from interlock.agent.order import SpawnOrder
 from interlock.core.errors import InterlockError
 from interlock.processes import kernel
-from interlock.processes.base import Confinement, Grade, SpawnOrder
+from interlock.processes.base import Confinement, Grade
 from interlock.processes.containment import LocalContainment
 from interlock.processes.local import LocalProcesses
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import msgspec
 
+from interlock.agent.message import Message
+from interlock.agent.run import Run
 from interlock.app import open_control
 from interlock.core.decision import RunRow
 from interlock.core.events import Block, Ended, Event
@@ -22,7 +24,6 @@ from interlock.core.names import REPORTS, Ending, ReceiptId, RunId, RunKind, Ses
 from interlock.core.outcome import Outcome
 from interlock.core.story import transcript
 from interlock.runtime.control import Control
-from interlock.runtime.run import Message, Run
 from interlock.runtime.settings import CRASHES, Settings
 from interlock.stores.memory import MemoryStore
 from interlock.testing.hostile import HELPER

@@ -7,8 +7,8 @@ schedules that ship there.
 from collections.abc import Mapping
 from random import Random
 
+from interlock.agent.run import Agent
 from interlock.hosts.driver import HostDriver
-from interlock.runtime.run import Agent
 from interlock.stores.memory import MemoryStore
 from interlock.testing.explore import (
     CHARGE_SECONDS,

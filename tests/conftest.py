@@ -11,9 +11,9 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from interlock import app
+from interlock.agent.bodies import Threads
+from interlock.agent.run import Agent
 from interlock.hosts.driver import HostDriver
-from interlock.runtime.inline import Threads
-from interlock.runtime.run import Agent
 
 settings.register_profile("test", deadline=None, derandomize=True)
 settings.load_profile("test")

@@ -20,11 +20,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from interlock.agent.run import Run
 from interlock.core.lifecycle import MOVES, Move, State
 from interlock.core.names import EARLY, ENDINGS, Drain, Effect, RunKind
 from interlock.core.receipt import Receipt
 from interlock.runtime.fall import Fall
-from interlock.runtime.run import Run
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "interlock"
@@ -251,7 +251,8 @@ def may_import(root: Path = ROOT) -> dict[str, list[str]]:
             allowed[room] = {*beside, *(name for lower in stack[n + 1 :] for name in lower.rooms)} - {room}
     for contract in _contracts(root, "layers", "forbidden", "acyclic_siblings"):
         if contract["type"] == "forbidden":
-            for source in map(_room, contract["source_modules"]):
+            # A contract of single files binds a part of their room only.
+            for source in map(_room, (each for each in contract["source_modules"] if each.count(".") == 1)):
                 allowed[source] -= {name for each in contract["forbidden_modules"] for name in _rooms(each, rooms)}
                 for each in contract["forbidden_modules"]:
                     room, _, file = each.removeprefix("interlock.").partition(".")

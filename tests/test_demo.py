@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import pytest
 
 from interlock import Control, Drain, Effect, Ending, Event, Outcome, QuestionState, Receipt, demo, events, open_control
+from interlock.agent.bodies import DROPPED
 from interlock.core.names import BodyState
-from interlock.runtime.inline import DROPPED
 
 T = TypeVar("T")
 Seen = Callable[[Any], object]

@@ -34,7 +34,7 @@ from websockets.server import ServerProtocol
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "src" / "interlock"
-SERVER, HOST, POOLS, LOOP = "surfaces/server.py", "hosts/host.py", "runtime/pools.py", "testing/loop.py"
+SERVER, HOST, POOLS, LOOP = "surfaces/server.py", "hosts/host.py", "agent/pools.py", "testing/loop.py"
 WORKERS, WORKER, CLIENT = "processes/workers.py", "processes/worker.py", "client/connection.py"
 WIRE, HELPER, KEEPER = "processes/wire.py", "processes/helper.py", "processes/keeper.py"
 

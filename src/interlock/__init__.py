@@ -7,10 +7,23 @@ a program, a tool's worker and a host load only what they need.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from interlock.agent.message import Child, Hold, Message, Part
+    from interlock.agent.notice import Notice, stopping
+    from interlock.agent.order import (
+        Finished,
+        SpawnFailed,  # fmt: skip
+    )
+    from interlock.agent.process import Running
+    from interlock.agent.run import Run
+    from interlock.agent.tool import (
+        ToolFailed,  # fmt: skip
+        ToolResult,
+        tool,
+    )
     from interlock.app import asgi, open_control
     from interlock.core import events
     from interlock.core.answers import HostsInfo, ProcessInfo, QuestionInfo, RunInfo, Sent, SessionInfo, Wake
-    from interlock.core.errors import (
+    from interlock.core.errors import (  # fmt: skip
         BadInput,
         Denied,
         InterlockError,
@@ -22,7 +35,7 @@ if TYPE_CHECKING:
         Stale,
         Unavailable,
         Unknown,
-    )  # fmt: skip
+    )
     from interlock.core.events import Entry, Event
     from interlock.core.fence import Generations
     from interlock.core.names import Drain, Effect, Ending, EventKind, LimitOf, QuestionState, Strategy, ToolState
@@ -31,16 +44,9 @@ if TYPE_CHECKING:
     from interlock.core.receipt import Receipt
     from interlock.core.stopwords import is_stop
     from interlock.core.timeline import Moment
-    from interlock.processes.base import Confinement, Grade, SpawnFailed
-    from interlock.processes.notice import Notice, stopping
-    from interlock.processes.workers import ToolFailed
+    from interlock.processes.base import Confinement, Grade
     from interlock.runtime.control import Control
-    from interlock.runtime.holds import Hold
-    from interlock.runtime.run import Message, Part, Run
     from interlock.runtime.settings import Settings
-    from interlock.runtime.spawning import Finished, Running
-    from interlock.runtime.ties import Child
-    from interlock.runtime.tool import ToolResult, tool
     from interlock.stores.memory import MemoryStore
     from interlock.stores.sqlite import SqliteStore
 
@@ -63,11 +69,17 @@ __all__ = [
 
 # Where each name of __all__ lives.
 _HOMES = {
+    "agent.message": "Child Hold Message Part",
+    "agent.notice": "Notice stopping",
+    "agent.order": "Finished SpawnFailed",
+    "agent.process": "Running",
+    "agent.run": "Run",
+    "agent.tool": "ToolFailed ToolResult tool",
     "app": "asgi open_control",
     "core.answers": "HostsInfo ProcessInfo QuestionInfo RunInfo Sent SessionInfo Wake",
     "core": "events",
-    "core.errors": "BadInput Denied InterlockError KeyConflict QuestionClosed QueueFull Refused Rejected Stale"
-    " Unavailable Unknown",
+    "core.errors": "BadInput Denied InterlockError KeyConflict QuestionClosed QueueFull Refused Rejected"
+    " Stale Unavailable Unknown",
     "core.events": "Entry Event",
     "core.fence": "Generations",
     "core.names": "Drain Effect Ending EventKind LimitOf QuestionState Strategy ToolState",
@@ -76,16 +88,9 @@ _HOMES = {
     "core.receipt": "Receipt",
     "core.stopwords": "is_stop",
     "core.timeline": "Moment",
-    "processes.base": "Confinement Grade SpawnFailed",
-    "processes.notice": "Notice stopping",
-    "processes.workers": "ToolFailed",
+    "processes.base": "Confinement Grade",
     "runtime.control": "Control",
-    "runtime.holds": "Hold",
-    "runtime.run": "Message Part Run",
     "runtime.settings": "Settings",
-    "runtime.spawning": "Finished Running",
-    "runtime.ties": "Child",
-    "runtime.tool": "ToolResult tool",
     "stores.memory": "MemoryStore",
     "stores.sqlite": "SqliteStore",
 }

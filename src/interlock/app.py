@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from interlock.agent.bodies import Threads
+from interlock.agent.bounds import SERVED
+from interlock.agent.run import Agent
 from interlock.config import Config
 from interlock.core.errors import BadInput
 from interlock.core.names import Strategy
@@ -28,10 +31,8 @@ from interlock.processes.local import LocalProcesses
 from interlock.runtime.approvals import Policy
 from interlock.runtime.control import Control
 from interlock.runtime.driver import Driver
-from interlock.runtime.inline import Threads
-from interlock.runtime.port import InlineDriver
-from interlock.runtime.run import Agent
-from interlock.runtime.settings import SERVED, Settings
+from interlock.runtime.inline import InlineDriver
+from interlock.runtime.settings import Settings
 from interlock.stores.base import Store
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import Any
 
 import interlock
 from interlock import Message, Run, SpawnFailed, Stale
-from interlock.runtime.settings import QUESTION_BYTES, REPLY_BYTES
+from interlock.agent.bounds import QUESTION_BYTES, REPLY_BYTES
 
 BOUND_SECONDS = 60.0
 # A timeout of an agent's own: short, and never measured.

@@ -22,6 +22,7 @@ import msgspec
 
 import interlock
 from interlock import Message, Run, stopping, tool
+from interlock.agent.verbs import Permit
 
 LONG_SECONDS = 45.0  # the grace of a tool that is done far sooner
 SHORT_SECONDS = 0.4  # the grace of a tool that uses all of it
@@ -286,20 +287,21 @@ async def agent(run: Run, message: Message) -> str | None:
 def _permit_both(run: Run) -> None:
     """Let the first of two tools begin when both are permitted, and the second in the loop's next round."""
     port: Any = run._port
-    permit, turns = port.permit, iter((True, False))
+    ask, turns = port.ask, iter((True, False))
     permitted, begins = asyncio.Event(), asyncio.Event()
 
-    async def in_order(call: str) -> None:
-        first = next(turns)
-        await permit(call)
-        if first:
-            await permitted.wait()
-            begins.set()
-        else:
-            permitted.set()
-            await begins.wait()
+    async def in_order(verb: Any) -> Any:
+        answer = await ask(verb)
+        if isinstance(verb, Permit):
+            if next(turns):
+                await permitted.wait()
+                begins.set()
+            else:
+                permitted.set()
+                await begins.wait()
+        return answer
 
-    port.permit = in_order
+    port.ask = in_order
 
 
 def _note_after(path: str) -> None:

@@ -36,7 +36,7 @@ from interlock import (
     open_control,
     stopping,
 )
-from interlock.processes.notice import pipe, write
+from interlock.agent.notice import pipe, write
 
 pytestmark = pytest.mark.long
 

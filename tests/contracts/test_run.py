@@ -36,9 +36,9 @@ from interlock import (
     ToolState,
     open_control,
 )
+from interlock.agent.bounds import REPLY_BYTES
 from interlock.core.events import ChildData, MessageData, ProcessData, QuestionData, Tool
 from interlock.core.names import EARLY, PASSING, ErrorKind, RunKind
-from interlock.runtime.settings import REPLY_BYTES
 
 ROOT = str(Path(__file__).resolve().parents[2])
 MODULE = "tests.contracts.agents"

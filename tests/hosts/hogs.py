@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from interlock import Message, Run, tool
+from interlock.agent import verbs
 from interlock.hosts import link
 from interlock.processes import kernel
 
@@ -748,7 +749,7 @@ def unsent() -> socket.socket:
 async def sends_descriptor(run: Run, place: Path) -> None:
     """Send control a descriptor that takes for ever to close."""
     line: socket.socket = run._port._link._sock  # type: ignore[attr-defined]
-    word = link.frame(link.SetTyping(run._port.turn.number, True))  # type: ignore[attr-defined]
+    word = link.frame(link.Tell(run._port.turn.number, verbs.SetTyping(True)))  # type: ignore[attr-defined]
     kept.append(unsent())
     with contextlib.suppress(OSError):
         socket.send_fds(line, [word], [kept[-1].fileno()])
@@ -776,7 +777,7 @@ async def dies_beside_fork(run: Run, place: Path) -> None:
 @play
 async def dies_beside_talker(run: Run, place: Path) -> None:
     """Die while a fork of this host writes to the link for as long as it can."""
-    word = link.frame(link.SetTyping(run._port.turn.number, True)) * 500  # type: ignore[attr-defined]
+    word = link.frame(link.Tell(run._port.turn.number, verbs.SetTyping(True))) * 500  # type: ignore[attr-defined]
     if os.fork() == 0:
         note(place, os.getpid())
         end = time.monotonic() + LIFE_SECONDS

@@ -32,6 +32,7 @@ import os
 import time
 
 from interlock import BadInput, SpawnFailed, tool
+from interlock.agent import verbs
 from interlock.hosts import link
 
 LIFE_SECONDS = 300
@@ -71,17 +72,17 @@ async def says(run, rest):
 
 @play
 async def pours(run, rest):
-    bytes_of(run, lambda turn: link.SetProgress(turn, "x" * 1_000, None, None))
+    bytes_of(run, lambda turn: link.Tell(turn, verbs.SetProgress("x" * 1_000, None, None)))
 
 
 @play
 async def drips(run, rest):
-    bytes_of(run, lambda turn: link.SetTyping(turn, True))
+    bytes_of(run, lambda turn: link.Tell(turn, verbs.SetTyping(True)))
 
 
 @play
 async def lingers(run, rest):
-    bytes_of(run, lambda turn: link.Say(turn - 1, "of a turn that is over"))
+    bytes_of(run, lambda turn: link.Tell(turn - 1, verbs.Say("of a turn that is over")))
 
 
 @play
@@ -93,7 +94,7 @@ async def deaf(run, rest):
     os.set_blocking(port._link._saying, True)
     for number in range(1, 1_000):
         number += port.turn.number << 33
-        os.write(port._link._saying, link.frame(link.ReadOutput(port.turn.number, number, process.handle)))
+        os.write(port._link._saying, link.frame(link.Ask(port.turn.number, number, verbs.ReadOutput(process._number))))
     time.sleep(LIFE_SECONDS)
 
 

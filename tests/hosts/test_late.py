@@ -19,6 +19,7 @@ import pytest
 import uvloop
 
 from interlock import Control, Ending, Outcome, Settings
+from interlock.agent import verbs
 from interlock.hosts import link
 from interlock.hosts.forked import LINK_BYTES
 from interlock.processes.base import Grade
@@ -171,7 +172,7 @@ def test_a_host_that_lies_about_the_time_is_not_believed() -> None:
     peers: dict[str, Peer] = {}
 
     async def play(peer: Peer, begin: link.Begin) -> None:
-        await peer.say(link.Say(peer.turn, "a word"))
+        await peer.say(link.Tell(peer.turn, verbs.Say("a word")))
         peers[begin.message.text] = peer
         await peer.settle()
 
@@ -207,7 +208,7 @@ def test_a_return_that_lies_unread_is_no_silence(loop: Callable[[], asyncio.Abst
     peers: list[Peer] = []
 
     async def play(peer: Peer, begin: link.Begin) -> None:
-        await peer.say(link.Say(peer.turn, "a word"))
+        await peer.say(link.Tell(peer.turn, verbs.Say("a word")))
         peers.append(peer)
         await peer.settle()
 

@@ -31,13 +31,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock import Control, Drain, Effect, Ending, Outcome, Settings, open_control
+from interlock.agent import verbs
+from interlock.agent.order import SpawnOrder
 from interlock.core.events import Ended, Event, ProcessData, Tool
 from interlock.core.names import Announce, BodyState, CallId, ErrorKind, EventKind, ProcessState, ToolState
 from interlock.core.outcome import Cause
 from interlock.hosts import link, process, turn
 from interlock.hosts.driver import HostDriver
 from interlock.hosts.process import HostProcess
-from interlock.processes.base import Grade, SpawnOrder
+from interlock.processes.base import Grade
 
 from .test_hogs import PATIENT, unhurried
 
@@ -75,9 +77,8 @@ def any_value(kind: Any) -> st.SearchStrategy[Any]:
 
 def any_word(kind: Any) -> st.SearchStrategy[Any]:
     """Return a strategy for any word of a kind."""
-    return st.builds(
-        kind, **{name: any_value(hint) for name, hint in get_type_hints(kind, include_extras=True).items()}
-    )
+    hints = get_type_hints(kind, include_extras=True)
+    return st.builds(kind, **{name: any_value(hints[name]) for name in kind.__struct_fields__})
 
 
 def words_of(kinds: tuple[type, ...]) -> st.SearchStrategy[Any]:
@@ -161,28 +162,32 @@ def spelled(*values: Any) -> bytes:
 NO_WORDS = {
     "nothing": framed(b""),
     "no array": framed(b"\x01"),
-    "a map": framed(msgspec.msgpack.encode({"type": "Say", "turn": 1, "text": "x"})),
+    "a map": framed(msgspec.msgpack.encode({"type": "Tried", "turn": 1, "effect": "delta"})),
     "an empty array": spelled(),
     "no tag": spelled(1, "x"),
     "an unknown tag": spelled("Obey", 1),
     "a word of control's": link.frame(link.Fallen(1, Cause(ending=Ending.STOPPED))),
-    "a tag that is no text": spelled(b"Say", 1, "x"),
-    "too few values": spelled("Say", 1),
-    "a number for text": spelled("Say", 1, 2),
-    "text for a number": spelled("Say", "1", "x"),
-    "a fraction for a number": spelled("Say", 1.5, "x"),
-    "nothing for text": spelled("Post", 1, None),
-    "an unknown state": spelled("Finish", 1, "r-1.1", "eaten", None, None),
+    "a tag that is no text": spelled(b"Tell", 1, ["Say", "x"]),
+    "too few values": spelled("Tell", 1, ["Say"]),
+    "no verb": spelled("Tell", 1),
+    "an unknown verb": spelled("Tell", 1, ["Obey"]),
+    "a request that is told": spelled("Tell", 1, ["Check", 1]),
+    "a telling that is asked": spelled("Ask", 1, 1, ["Say", "x"]),
+    "a number for text": spelled("Tell", 1, ["Say", 2]),
+    "text for a number": spelled("Tell", "1", ["Say", "x"]),
+    "a fraction for a number": spelled("Tell", 1.5, ["Say", "x"]),
+    "nothing for text": spelled("Tell", 1, ["Post", None]),
+    "an unknown state": spelled("Tell", 1, ["Finish", "r-1.1", "eaten", None, None]),
     "an unknown effect": spelled("Tried", 1, "magic"),
-    "no order": spelled("Spawn", 1, 1, {"argv": "ls"}),
-    "an order without a program": spelled("Spawn", 1, 1, {"cwd": "/"}),
-    "bytes that are no UTF-8": framed(b"\x93\xa3Say\x01\xa2\xff\xfe"),
-    "half a surrogate pair": framed(b"\x93\xa3Say\x01\xa3\xed\xa0\x80"),
-    "more after the word": framed(link.frame(link.Say(1, "x"))[4:] + b"\x00"),
-    "a text that is longer than the message": framed(b"\x93\xa3Say\x01\xdb\xff\xff\xff\xff"),
-    "calls that are not there": framed(b"\x93\xa6Record\x01\xdd\x7f\xff\xff\xff"),
-    "deep in values nobody wants": framed(b"\x94\xa3Say\x01\xa1x" + b"\x91" * 1_000_000 + b"\xc0"),
-    "deep in place of text": framed(b"\x93\xa3Say\x01" + b"\x91" * 1_000_000 + b"\xc0"),
+    "no order": spelled("Ask", 1, 1, ["StartProcess", 1, {"argv": "ls"}, [], {}]),
+    "an order without a program": spelled("Ask", 1, 1, ["StartProcess", 1, {"cwd": "/"}, [], {}]),
+    "bytes that are no UTF-8": framed(b"\x93\xa4Tell\x01\x92\xa3Say\xa2\xff\xfe"),
+    "half a surrogate pair": framed(b"\x93\xa4Tell\x01\x92\xa3Say\xa3\xed\xa0\x80"),
+    "more after the word": framed(link.frame(link.Tell(1, verbs.Say("x")))[4:] + b"\x00"),
+    "a text that is longer than the message": framed(b"\x93\xa4Tell\x01\x92\xa3Say\xdb\xff\xff\xff\xff"),
+    "calls that are not there": framed(b"\x93\xa4Tell\x01\x92\xa6Record\xdd\x7f\xff\xff\xff"),
+    "deep in values nobody wants": framed(b"\x93\xa4Tell\x01\x93\xa3Say\xa1x" + b"\x91" * 1_000_000 + b"\xc0"),
+    "deep in place of text": framed(b"\x93\xa4Tell\x01\x92\xa3Say" + b"\x91" * 1_000_000 + b"\xc0"),
     "a length beyond the limit": struct.pack(">I", link.FRAME_BYTES + 1),
     "the greatest length": b"\xff\xff\xff\xff",
 }
@@ -192,37 +197,42 @@ NO_WORDS = {
 def test_what_is_no_word_is_garbage(data: bytes) -> None:
     """Bytes that are no word raise Garbage, with a line that a person can read."""
     with pytest.raises(link.Garbage) as raised:
-        taken(link.Said, link.frame(link.Say(1, "before")) + data)
+        taken(link.Said, link.frame(link.Tell(1, verbs.Say("before"))) + data)
     assert 0 < len(str(raised.value)) <= 200
 
 
 def test_words_before_garbage_are_heard() -> None:
     """Garbage ends a link where the garbage begins, so every word before it is heard."""
     frames = link.Frames(link.Said, link.FRAME_BYTES)
-    frames.feed(link.frame(link.Say(1, "a")) + link.frame(link.Say(1, "b")) + spelled("Obey"))
+    frames.feed(link.frame(link.Tell(1, verbs.Say("a"))) + link.frame(link.Tell(1, verbs.Say("b"))) + spelled("Obey"))
     heard = iter(frames)
-    assert [next(heard), next(heard)] == [link.Say(1, "a"), link.Say(1, "b")]
+    assert [next(heard), next(heard)] == [link.Tell(1, verbs.Say("a")), link.Tell(1, verbs.Say("b"))]
     with pytest.raises(link.Garbage, match="Obey"):
         next(heard)
 
 
 def test_a_message_of_the_greatest_length_is_heard() -> None:
     """The length limit counts what follows the head."""
-    spare = len(link.frame(link.Post(1, "x" * 70_000))) - link.HEAD_BYTES - 70_000
-    word = link.Post(1, "x" * (link.FRAME_BYTES - spare))
+    spare = len(link.frame(link.Tell(1, verbs.Post("x" * 70_000)))) - link.HEAD_BYTES - 70_000
+    word = link.Tell(1, verbs.Post("x" * (link.FRAME_BYTES - spare)))
     assert len(link.frame(word)) == link.FRAME_BYTES + link.HEAD_BYTES
     assert taken(link.Said, link.frame(word)) == [word]
 
 
 def test_many_calls_in_one_message_cost_no_more_than_they_weigh() -> None:
     """A message of many tiny calls is refused: it would take half a second of control's time and 100 times its size."""
-    one = msgspec.msgpack.encode(link.Wanted("a", "1", False, 0.0))  # type: ignore[arg-type]
+    one = msgspec.msgpack.encode(verbs.Wanted(1, "a", "1", False, 0.0))  # type: ignore[arg-type]
     count = link.FRAME_BYTES // len(one) - 10
     with pytest.raises(link.Garbage, match="length"):
-        taken(link.Said, framed(b"\x93\xa6Record\x01\xdd" + struct.pack(">I", count) + one * count))
+        taken(link.Said, framed(b"\x93\xa4Tell\x01\x92\xa6Record\xdd" + struct.pack(">I", count) + one * count))
     size = link.FRAME_BYTES // 2 - 100
     items = b"\xdd" + struct.pack(">I", size) + b"\xa1a" * size
-    for word in (b"\x94\xa5Spawn\x01\x01\x81\xa4argv" + items, b"\x96\xa3Ask\x01\x01\xa1?" + items + b"\xc0"):
+    start = b"\x94\xa3Ask\x01\x01\x95\xacStartProcess\x01"
+    for word in (
+        start + b"\x81\xa4argv" + items,
+        start + b"\x81\xa4argv\x90" + items,
+        b"\x94\xa3Ask\x01\x01\x94\xa3Ask\xa1?" + items + b"\xc0",
+    ):
         with pytest.raises(link.Garbage, match="length"):
             taken(link.Said, framed(word))
 
@@ -328,7 +338,7 @@ class Peer:
             self._heard += list(self._frames)
         return self._heard.pop(0)
 
-    async def ask(self, make: Callable[[int, int], link.Request]) -> Any:
+    async def ask(self, make: Callable[[int, int], link.Ask]) -> Any:
         """Send a request and return the answer."""
         number = next(self._numbers)
         await self.say(make(self.turn, number))
@@ -426,8 +436,8 @@ async def polite(peer: Peer, begin: link.Begin) -> None:
     """Answer with the message, in two pieces."""
     text = begin.message.text
     await peer.say(
-        link.Say(peer.turn, text[:1]),
-        link.Say(peer.turn, text[1:]),
+        link.Tell(peer.turn, verbs.Say(text[:1])),
+        link.Tell(peer.turn, verbs.Say(text[1:])),
         link.Returned(peer.turn, text, True, time.monotonic()),
     )
 
@@ -526,29 +536,39 @@ VIOLATIONS: dict[str, tuple[Callable[[Peer, str], list[link.Word | bytes]], str]
     "a second greeting": (lambda p, r: [link.Hello(link.VERSION, 1)], "greeted twice"),
     "a late greeting of another version": (lambda p, r: [link.Hello(7, 1)], "greeted twice"),
     "late trouble with the import": (lambda p, r: [link.Broken("x" * 10_000)], "broke the protocol"),
-    "a turn that is not yet": (lambda p, r: [link.Say(p.turn + 1, "x")], "spoke of turn 2 in turn 1"),
-    "a request of a turn that is not yet": (lambda p, r: [link.Check(p.turn + 5, 1)], "spoke of turn"),
-    "a number used twice": (lambda p, r: [link.Check(p.turn, 5), link.ReadHistory(p.turn, 5)], "used before"),
-    "a number that falls": (lambda p, r: [link.ReadOutput(p.turn, 5, 1), link.Check(p.turn, 4)], "used before"),
-    "a negative number": (lambda p, r: [link.Check(p.turn, -1)], "used before"),
+    "a turn that is not yet": (lambda p, r: [link.Tell(p.turn + 1, verbs.Say("x"))], "spoke of turn 2 in turn 1"),
+    "a request of a turn that is not yet": (lambda p, r: [link.Ask(p.turn + 5, 1, verbs.Check(1))], "spoke of turn"),
+    "a number used twice": (
+        lambda p, r: [link.Ask(p.turn, 5, verbs.Check(1)), link.Ask(p.turn, 5, verbs.ReadHistory())],
+        "used before",
+    ),
+    "a number that falls": (
+        lambda p, r: [link.Ask(p.turn, 5, verbs.ReadOutput(1)), link.Ask(p.turn, 4, verbs.Check(1))],
+        "used before",
+    ),
+    "a negative number": (lambda p, r: [link.Ask(p.turn, -1, verbs.Check(1))], "used before"),
     "a result that is none": (
         lambda p, r: [
-            link.Record(p.turn, (link.Wanted("f", "{}", False, 0.0),)),  # type: ignore[arg-type]
-            link.Finish(p.turn, CallId(f"{r}.1"), ToolState.RUNNING, None, None),
+            link.Tell(p.turn, verbs.Record((verbs.Wanted(1, "f", "{}", False, 0.0),))),  # type: ignore[arg-type]
+            link.Tell(p.turn, verbs.Finish(CallId(f"{r}.1"), ToolState.RUNNING, None, None)),
         ],
         "a call is running",
     ),
     "a result of a call that was not permitted": (
         lambda p, r: [
-            link.Record(p.turn, (link.Wanted("f", "{}", False, 0.0),)),  # type: ignore[arg-type]
-            link.Finish(p.turn, CallId(f"{r}.1"), ToolState.FINISHED, None, None),
+            link.Tell(p.turn, verbs.Record((verbs.Wanted(1, "f", "{}", False, 0.0),))),  # type: ignore[arg-type]
+            link.Tell(p.turn, verbs.Finish(CallId(f"{r}.1"), ToolState.FINISHED, None, None)),
         ],
         "not permitted",
+    ),
+    "a call under a number of before": (
+        lambda p, r: [link.Tell(p.turn, verbs.Record((verbs.Wanted(n, "f", "{}"),))) for n in (2, 2)],  # type: ignore[arg-type]
+        "used before",
     ),
     "settled before the end": (lambda p, r: [link.Settled(p.turn, True)], "settled"),
     "settled unclean before the end": (lambda p, r: [link.Settled(p.turn, False)], "settled"),
     "too many things at once": (
-        lambda p, r: [b"".join(link.frame(link.Ask(p.turn, n, "?", None, None)) for n in range(101))],
+        lambda p, r: [b"".join(link.frame(link.Ask(p.turn, n, verbs.Ask("?", None, None))) for n in range(101))],
         "100 things at once",
     ),
 }
@@ -565,7 +585,7 @@ def test_what_no_host_would_say_ends_it(
     monkeypatch.setattr(turn, "REQUESTS", 100)
 
     async def play(peer: Peer, begin: link.Begin) -> None:
-        for word in [link.Say(peer.turn, "partly"), *says(peer, begin.run_id)]:
+        for word in [link.Tell(peer.turn, verbs.Say("partly")), *says(peer, begin.run_id)]:
             await (peer.send(word) if isinstance(word, bytes) else peer.say(word))
         assert await peer.hear_a(type(None)) is None  # control hangs up
 
@@ -616,16 +636,22 @@ def test_what_a_turn_left_behind_is_not_heard_and_harms_nobody(settled: bool, ca
         await peer.say(link.Returned(peer.turn, "done", settled, time.monotonic()))
         if not settled:
             await peer.settle()
-        await peer.say(link.Tried(peer.turn, Effect.DELTA), link.Cancel(peer.turn, 7), link.Say(peer.turn, "late"))
+        await peer.say(
+            link.Tried(peer.turn, Effect.DELTA), link.Cancel(peer.turn, 7), link.Tell(peer.turn, verbs.Say("late"))
+        )
         await peer.say(
             link.Settled(peer.turn, True),
             link.Returned(peer.turn, "late", True, time.monotonic()),
-            link.Check(peer.turn, 9),
+            link.Ask(peer.turn, 9, verbs.Check(1)),
         )
         left.set()
         begun = await peer.hear_a(link.Begin)
         assert begun is not None, "the host was ended between turns"
-        await peer.say(link.Say(peer.turn, "late"), link.Settled(peer.turn, False), link.Check(peer.turn, 10))
+        await peer.say(
+            link.Tell(peer.turn, verbs.Say("late")),
+            link.Settled(peer.turn, False),
+            link.Ask(peer.turn, 10, verbs.Check(1)),
+        )
         await peer.say(link.Returned(begun.turn, "again", True, time.monotonic()))
 
     async def main() -> None:
@@ -644,8 +670,8 @@ def test_what_a_turn_left_behind_is_not_heard_and_harms_nobody(settled: bool, ca
 @pytest.mark.parametrize(
     ("greet", "why"),
     [
-        ([link.Hello(link.VERSION + 1, 1)], "version 3"),
-        ([link.Say(1, "x")], "without a turn"),
+        ([link.Hello(link.VERSION + 1, 1)], f"version {link.VERSION + 1}"),
+        ([link.Tell(1, verbs.Say("x"))], "without a turn"),
         ([link.Broken("ImportError: no module named chess\n" + "x" * 100_000)], "no module named chess"),
         ([b"GET / HTTP/1.1\r\n\r\n"], "a message of 1195725856 bytes"),
         ([b"\x00\x00"], "hung up"),
@@ -684,7 +710,9 @@ def test_a_host_that_dies_in_the_middle_of_a_word(first: str, half: bool, caplog
     """Half a word of a dying host counts for nothing; every whole word before it counts, whatever is seen first."""
 
     async def play(peer: Peer, begin: link.Begin) -> None:
-        data = link.frame(link.Say(peer.turn, "whole")) + link.frame(link.Say(peer.turn, "half"))
+        data = link.frame(link.Tell(peer.turn, verbs.Say("whole"))) + link.frame(
+            link.Tell(peer.turn, verbs.Say("half"))
+        )
         await peer.send(data[:-3] if half else data)
         if first == "the link":
             peer.hang_up()
@@ -711,7 +739,7 @@ def test_a_stranger_that_keeps_a_dead_hosts_link_full_holds_nobody_up(caplog: py
     floods, over_now, gave_up = threading.Event(), threading.Event(), threading.Event()
 
     def flood(sock: socket.socket) -> None:
-        data, at, until = link.frame(link.Say(0, "")) * 4_000, 0, time.monotonic() + 20
+        data, at, until = link.frame(link.Tell(0, verbs.Say(""))) * 4_000, 0, time.monotonic() + 20
         with contextlib.suppress(OSError), sock:
             while not over_now.is_set():
                 if time.monotonic() > until:
@@ -780,7 +808,7 @@ def test_an_order_that_no_agent_may_give_is_refused(
     """An order that no agent may give starts nothing; the host is told why, and the run goes on."""
 
     async def play(peer: Peer, begin: link.Begin) -> None:
-        answer = await peer.ask(lambda turn, number: link.Spawn(turn, number, wanted))
+        answer = await peer.ask(lambda turn, number: link.Ask(turn, number, verbs.StartProcess.of(1, wanted)))
         assert isinstance(answer, link.Refusal), answer
         assert answer.kind in ("BadInput", "SpawnFailed")
         await peer.say(link.Returned(peer.turn, answer.text, True, time.monotonic()))
@@ -800,24 +828,24 @@ def test_an_order_that_no_agent_may_give_is_refused(
 
 def test_what_is_unknown_is_refused_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     """Calls, handles, agents, questions and arguments that no run has are each refused, and none ends the host."""
-    asked: list[Callable[[int, int], link.Request]] = [
-        lambda t, n: link.Permit(t, n, CallId("r-1.99")),
-        lambda t, n: link.Permit(t, n, CallId("")),
-        lambda t, n: link.WaitProcess(t, n, 4711),
-        lambda t, n: link.ReadLine(t, n, -1),
-        lambda t, n: link.ReadOutput(t, n, 2**60),
-        lambda t, n: link.StopProcess(t, n, 0),
-        lambda t, n: link.Delegate(t, n, "nobody", "work", None, False),
-        lambda t, n: link.Delegate(t, n, "other", "", None, False),
-        lambda t, n: link.Delegate(t, n, "other", "work", math.nan, True),
-        lambda t, n: link.TakeHold(t, n, ""),
-        lambda t, n: link.TakeHold(t, n, "x" * 1_000),
-        lambda t, n: link.Ask(t, n, "", None, None),
-        lambda t, n: link.Ask(t, n, "x" * 70_000, None, None),
-        lambda t, n: link.Ask(t, n, "which?", (), None),
-        lambda t, n: link.Ask(t, n, "which?", ("a", "a"), None),
-        lambda t, n: link.Ask(t, n, "which?", ("",), None),
-        lambda t, n: link.Ask(t, n, "when?", None, -1.0),
+    asked: list[Callable[[int, int], link.Ask]] = [
+        lambda t, n: link.Ask(t, n, verbs.Permit(CallId("r-1.99"))),
+        lambda t, n: link.Ask(t, n, verbs.Permit(CallId(""))),
+        lambda t, n: link.Ask(t, n, verbs.WaitProcess(4711)),
+        lambda t, n: link.Ask(t, n, verbs.ReadLine(-1)),
+        lambda t, n: link.Ask(t, n, verbs.ReadOutput(2**60)),
+        lambda t, n: link.Ask(t, n, verbs.StopProcess(0)),
+        lambda t, n: link.Ask(t, n, verbs.Delegate("nobody", "work", None, False)),
+        lambda t, n: link.Ask(t, n, verbs.Delegate("other", "", None, False)),
+        lambda t, n: link.Ask(t, n, verbs.Delegate("other", "work", math.nan, True)),
+        lambda t, n: link.Ask(t, n, verbs.TakeHold(1, "")),
+        lambda t, n: link.Ask(t, n, verbs.TakeHold(1, "x" * 1_000)),
+        lambda t, n: link.Ask(t, n, verbs.Ask("", None, None)),
+        lambda t, n: link.Ask(t, n, verbs.Ask("x" * 70_000, None, None)),
+        lambda t, n: link.Ask(t, n, verbs.Ask("which?", (), None)),
+        lambda t, n: link.Ask(t, n, verbs.Ask("which?", ("a", "a"), None)),
+        lambda t, n: link.Ask(t, n, verbs.Ask("which?", ("",), None)),
+        lambda t, n: link.Ask(t, n, verbs.Ask("when?", None, -1.0)),
     ]
 
     async def play(peer: Peer, begin: link.Begin) -> None:
@@ -827,18 +855,18 @@ def test_what_is_unknown_is_refused_and_the_run_goes_on(caplog: pytest.LogCaptur
             assert answer.kind == "BadInput", (make(0, 0), answer)
             assert len(answer.text) < 400
         for arguments in ("", "{", "NaN", "[" * 100_000, "{'a': 1}", '"\n"'):
-            await peer.say(link.Record(peer.turn, (link.Wanted("f", arguments, False, 0.0),)))  # type: ignore[arg-type]
+            await peer.say(link.Tell(peer.turn, verbs.Record((verbs.Wanted(1, "f", arguments, False, 0.0),))))  # type: ignore[arg-type]
             assert (await peer.hear_a(link.Problem)).kind == "BadInput"
-        for wanted in (link.Wanted("", "{}", False, 0.0), link.Wanted("f", "{}", False, math.nan)):  # type: ignore[arg-type]
-            await peer.say(link.Record(peer.turn, (wanted,)))
+        for wanted in (verbs.Wanted(1, "", "{}", False, 0.0), verbs.Wanted(1, "f", "{}", False, math.nan)):  # type: ignore[arg-type]
+            await peer.say(link.Tell(peer.turn, verbs.Record((wanted,))))
             assert (await peer.hear_a(link.Problem)).kind == "BadInput"
-        await peer.say(link.EndProcess(peer.turn, 4711))
-        assert (await peer.hear_a(link.Problem)).kind == "BadInput"
         await peer.say(
-            link.GiveUp(peer.turn, CallId("r-1.99")),
-            link.Finish(peer.turn, CallId("r-1.99"), ToolState.FAILED, None, "x"),
-            link.Release(peer.turn, "nothing"),
-            link.ForgetProcess(peer.turn, 4711),
+            link.Tell(peer.turn, verbs.GiveUp(CallId("r-1.99"))),
+            link.Tell(peer.turn, verbs.Finish(CallId("r-1.99"), ToolState.FAILED, None, "x")),
+            link.Tell(peer.turn, verbs.Release(4711)),
+            link.Tell(peer.turn, verbs.Took(4711)),
+            link.Tell(peer.turn, verbs.EndProcess(4711)),
+            link.Tell(peer.turn, verbs.ForgetProcess(4711)),
             link.Cancel(peer.turn, 4711),
             link.Tried(peer.turn, Effect.DELTA),
         )
@@ -857,20 +885,20 @@ def test_a_call_is_permitted_once_and_never_after_its_result(caplog: pytest.LogC
     """A call is permitted once, though its host asks twice, and never once it was given up or has its result."""
 
     async def play(peer: Peer, begin: link.Begin) -> None:
-        wanted = link.Wanted("f", "{}", False, 0.0)  # type: ignore[arg-type]
+        wanted = tuple(verbs.Wanted(number, "f", "{}", False, 0.0) for number in (1, 2, 3))  # type: ignore[arg-type]
         first, second, third = (CallId(f"{begin.run_id}.{number}") for number in (1, 2, 3))
         await peer.say(
-            link.Record(peer.turn, (wanted, wanted, wanted)),
-            link.Permit(peer.turn, 1, first),
-            link.Permit(peer.turn, 2, first),
-            link.Permit(peer.turn, 3, second),
-            link.GiveUp(peer.turn, second),
-            link.Permit(peer.turn, 4, third),
-            link.Finish(peer.turn, third, ToolState.FAILED, None, "x"),
+            link.Tell(peer.turn, verbs.Record(wanted)),
+            link.Ask(peer.turn, 1, verbs.Permit(first)),
+            link.Ask(peer.turn, 2, verbs.Permit(first)),
+            link.Ask(peer.turn, 3, verbs.Permit(second)),
+            link.Tell(peer.turn, verbs.GiveUp(second)),
+            link.Ask(peer.turn, 4, verbs.Permit(third)),
+            link.Tell(peer.turn, verbs.Finish(third, ToolState.FAILED, None, "x")),
         )
         answers = {(word := await peer.hear()).number: type(word) for _ in range(4)}
         assert sorted(kind.__name__ for kind in answers.values()) == ["Answer", "Refusal", "Refusal", "Refusal"]
-        await peer.say(link.Finish(peer.turn, first, ToolState.FINISHED, None, None))
+        await peer.say(link.Tell(peer.turn, verbs.Finish(first, ToolState.FINISHED, None, None)))
         await polite(peer, begin)
 
     async def main() -> None:
@@ -893,14 +921,16 @@ def test_words_after_the_fall_are_refused_and_counted(caplog: pytest.LogCaptureF
         begun.set()
         fallen = await peer.hear_a(link.Fallen)
         assert fallen.cause.ending is Ending.STOPPED
-        await peer.say(*(link.Say(peer.turn, "late") for _ in range(300)), link.Post(peer.turn, "late"))
-        await peer.say(link.Record(peer.turn, (link.Wanted("f", "{}", False, 0.0),)))  # type: ignore[arg-type]
+        await peer.say(
+            *(link.Tell(peer.turn, verbs.Say("late")) for _ in range(300)), link.Tell(peer.turn, verbs.Post("late"))
+        )
+        await peer.say(link.Tell(peer.turn, verbs.Record((verbs.Wanted(1, "f", "{}", False, 0.0),))))  # type: ignore[arg-type]
         for make in (
-            lambda t, n: link.Ask(t, n, "late?", None, None),
-            lambda t, n: link.Spawn(t, n, order("true")),
-            lambda t, n: link.TakeHold(t, n, "it"),
-            lambda t, n: link.Delegate(t, n, "other", "late", None, True),
-            lambda t, n: link.Check(t, n),
+            lambda t, n: link.Ask(t, n, verbs.Ask("late?", None, None)),
+            lambda t, n: link.Ask(t, n, verbs.StartProcess.of(1, order("true"))),
+            lambda t, n: link.Ask(t, n, verbs.TakeHold(1, "it")),
+            lambda t, n: link.Ask(t, n, verbs.Delegate("other", "late", None, True)),
+            lambda t, n: link.Ask(t, n, verbs.Check(1)),
         ):
             answer = await peer.ask(make)
             assert (type(answer), answer.kind) == (link.Refusal, "Stale")
@@ -966,7 +996,7 @@ def test_a_host_that_reads_nothing_is_ended_before_it_costs_much(
     async def play(peer: Peer, begin: link.Begin) -> None:
         nonlocal held
         for number in itertools.count(1):
-            await peer.say(link.ReadOutput(peer.turn, number, 4711))
+            await peer.say(link.Ask(peer.turn, number, verbs.ReadOutput(4711)))
             [host] = [host for host in hosts.hosts if host.turn is not None] or [None]
             if host is None:
                 return
@@ -992,10 +1022,10 @@ def test_a_long_answer_is_no_reason_to_end_a_host(
 
     async def play(peer: Peer, begin: link.Begin) -> None:
         if begin.message.text == "fill":
-            await peer.say(*(link.Post(peer.turn, "x" * 100_000) for _ in range(20)))
+            await peer.say(*(link.Tell(peer.turn, verbs.Post("x" * 100_000)) for _ in range(20)))
             await peer.say(link.Returned(peer.turn, None, True, time.monotonic()))
         else:
-            answer = await peer.ask(lambda turn, number: link.ReadHistory(turn, number))
+            answer = await peer.ask(lambda turn, number: link.Ask(turn, number, verbs.ReadHistory()))
             await peer.say(link.Returned(peer.turn, str(len(answer.value)), True, time.monotonic()))
 
     async def main() -> None:
@@ -1039,6 +1069,7 @@ class Chaos:
         self.over = asyncio.Event()  # set when the peer says nothing more
         self._number = 0
         self._numbers = [0]
+        self._call = 0
         self._run = ""
         self._turn = 1
 
@@ -1098,7 +1129,7 @@ class Chaos:
                 )
             case 3:
                 self.half = True
-                return link.frame(link.Post(self._turn, "never all of it"))[: self.random.randrange(1, 12)]
+                return link.frame(link.Tell(self._turn, verbs.Post("never all of it")))[: self.random.randrange(1, 12)]
             case 4:
                 return spelled("Obey", self._turn)
             case _:
@@ -1106,13 +1137,13 @@ class Chaos:
 
     def _word(self) -> link.Word:
         random, turn = self.random, self._some_turn()
-        kind = random.choice(SAID)
+        kind = random.choice((*SAID, *[link.Tell, link.Ask] * 8))
         if kind in (link.Returned, link.Raised, link.Broken, link.Hello, link.Settled) and random.random() < 0.7:
-            kind = link.Say  # with other words, few sequences would be long
+            kind = link.Tell  # with other words, few sequences would be long
         self.returned |= kind is link.Returned
         self.raised |= kind is link.Raised
         if kind is link.Hello:
-            return link.Hello(random.choice((1, 2)), 1)
+            return link.Hello(random.choice((1, link.VERSION)), 1)
         if kind is link.Broken:
             return link.Broken(self._text())
         values = [self._value(kind, name) for name in kind.__struct_fields__[1:]]
@@ -1126,17 +1157,20 @@ class Chaos:
     def _value(self, kind: type, name: str) -> Any:
         random = self.random
         match name:
-            case "number" if issubclass(kind, link.Request):
+            case "verb":
+                verb = random.choice(verbs.TELLINGS if kind is link.Tell else verbs.REQUESTS)
+                return verb(*(self._value(verb, each) for each in verb.__struct_fields__))
+            case "number" if kind is link.Ask:
                 self._number += random.choice((1, 1, 1, 1, 1, 1, 2, 1_000)) if random.random() < 0.98 else 0
                 self._numbers.append(self._number)
                 return self._number
-            case "number" | "handle":
+            case "number":
                 return random.choice((*self._numbers, random.choice((-1, 0, 1, 2**63))))
             case "text" | "error" | "why" | "agent":
                 return random.choice(("other", self._text()))
             case "name" | "phase":
                 return random.choice(("a", "b", "provider", "", "x" * 600))
-            case "on" | "settled" | "clean":
+            case "on" | "settled" | "clean" | "handed":
                 return random.random() < 0.5
             case "detached":
                 return False
@@ -1160,8 +1194,8 @@ class Chaos:
                 return random.choice((None, (), ("a", "b"), ("a", "a"), ("",)))
             case "order":
                 return self._order()
-            case "argv":  # mostly empty, since the order has its own argv
-                return random.choice(((), (), (), (b"/no/such\xff",), (b"",), (b"a\0",)))
+            case "argv":
+                return random.choice(((), (b"true",), (b"/no/such\xff",), (b"",), (b"a\0",)))
             case "env":
                 return random.choice(({}, {}, {b"A\xff": b"\xff"}, {b"": None}, {b"A=": b"1"}))
         raise AssertionError(f"no value for {name} of {kind}")
@@ -1172,11 +1206,12 @@ class Chaos:
     def _json(self) -> str:
         return self.random.choice(("{}", "[1, 2]", "null", '{"a": {"b": []}}', "", "{", "NaN", "[" * 3_000, '"\ud7ff"'))
 
-    def _wanted(self) -> link.Wanted:
+    def _wanted(self) -> verbs.Wanted:
         name = self.random.choice(("f", "g", "", "x" * 600)) if self.random.random() < 0.2 else "f"
         grace = self.random.choice((0.0, 0.0, 0.1, -1.0, math.nan, math.inf))
         arguments = self._json() if self.random.random() < 0.3 else "{}"
-        return link.Wanted(name, arguments, self.random.random() < 0.2, grace)  # type: ignore[arg-type]
+        self._call += self.random.choice((1, 1, 1, 1, 1, 1, 1, 0))
+        return verbs.Wanted(self._call, name, arguments, self.random.random() < 0.2, grace)  # type: ignore[arg-type]
 
     def _order(self) -> SpawnOrder:
         random = self.random

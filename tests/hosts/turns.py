@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from interlock import Control, Grade, Message, Run, open_control
+from interlock.agent.bounds import OPEN_CALLS
 from interlock.processes import kernel
 from interlock.processes.base import Confinement
-from interlock.runtime.settings import OPEN_CALLS
 
 from .test_hogs import PATIENT
 

@@ -13,8 +13,9 @@ import anyio
 import pytest
 
 from interlock import Control, Drain, Ending, Message, Run
+from interlock.agent.order import SpawnFailed
 from interlock.processes import kernel
-from interlock.processes.base import Grade, SpawnFailed
+from interlock.processes.base import Grade
 from interlock.processes.doctor import examine
 
 from .scene import opened, over

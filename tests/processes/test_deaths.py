@@ -33,7 +33,9 @@ GONE_SECONDS = 30.0
 
 GATEWAY = """
 import asyncio, json, os, signal, sys, threading
-from interlock.processes.base import Confinement, Grade, SpawnFailed, SpawnOrder
+from interlock.processes.base import Confinement, Grade
+from interlock.agent.order import SpawnFailed
+from interlock.agent.order import SpawnOrder
 from interlock.processes.local import LocalProcesses
 
 grade, subreaper, tree, place = json.loads(sys.argv[1])
@@ -453,7 +455,8 @@ def test_the_sweep_spares_the_child_of_a_living_service(tmp_path: Path) -> None:
 
 DIES = """
 import asyncio, os, signal, sys
-from interlock.processes.base import Confinement, Grade, SpawnOrder
+from interlock.processes.base import Confinement, Grade
+from interlock.agent.order import SpawnOrder
 from interlock.processes.local import LocalProcesses
 async def main():
     processes = LocalProcesses(Confinement(grade=Grade.KEEPER))

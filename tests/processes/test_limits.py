@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from interlock.agent.order import SpawnFailed
 from interlock.core.errors import BadInput
 from interlock.processes import kernel
-from interlock.processes.base import Confinement, Grade, SpawnFailed
+from interlock.processes.base import Confinement, Grade
 from interlock.processes.local import LocalProcesses
 
 from .test_spawn import (
@@ -237,7 +238,9 @@ def test_an_agent_s_user_that_cannot_be() -> None:
 
 AS_NOBODY = """
 import asyncio, json, os, sys, time
-from interlock.processes.base import Confinement, SpawnFailed, SpawnOrder
+from interlock.processes.base import Confinement
+from interlock.agent.order import SpawnFailed
+from interlock.agent.order import SpawnOrder
 from interlock.processes.local import LocalProcesses
 from interlock.core.errors import BadInput
 
@@ -317,7 +320,8 @@ def test_without_root_the_limits_are_rlimits() -> None:
 
 RIGHTS = """
 import asyncio, sys
-from interlock.processes.base import Confinement, SpawnOrder
+from interlock.processes.base import Confinement
+from interlock.agent.order import SpawnOrder
 from interlock.processes.local import LocalProcesses
 
 async def main():

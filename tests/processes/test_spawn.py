@@ -22,8 +22,9 @@ from typing import Any
 
 import pytest
 
+from interlock.agent.order import SpawnFailed, SpawnOrder
 from interlock.processes import kernel
-from interlock.processes.base import Confinement, Grade, SpawnFailed, SpawnOrder
+from interlock.processes.base import Confinement, Grade
 from interlock.processes.containment import LocalContainment, LocalProcess
 from interlock.processes.local import LocalProcesses
 from interlock.processes.wire import PACKET_BYTES
@@ -307,7 +308,9 @@ def test_a_failed_spawn_of_a_containment_of_its_own_ends_that(grade: Grade) -> N
 
 NO_DESCRIPTORS = """
 import asyncio, errno, json, os, resource, sys
-from interlock.processes.base import Confinement, Grade, SpawnFailed, SpawnOrder
+from interlock.processes.base import Confinement, Grade
+from interlock.agent.order import SpawnFailed
+from interlock.agent.order import SpawnOrder
 from interlock.processes.local import LocalProcesses
 
 def fds():

@@ -23,8 +23,8 @@ from pathlib import Path
 import pytest
 
 from interlock import BadInput, Ending, Message, Run
+from interlock.agent.tool import ToolFailed
 from interlock.processes.worker import ANSWER_BYTES
-from interlock.processes.workers import ToolFailed
 
 from .scene import opened, over, read
 from .test_spawn import BOUND_SECONDS, descriptors, play, until

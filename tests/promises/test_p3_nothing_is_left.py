@@ -19,10 +19,10 @@ from random import Random
 import pytest
 
 from interlock import Confinement, Ending, Grade, Message, Run, Settings, open_control, tool
+from interlock.agent.bodies import DROPPED
 from interlock.core.events import Ended
 from interlock.core.names import BodyState, Drain, EventKind, ToolState
 from interlock.core.receipt import Processes, Receipt
-from interlock.runtime.inline import DROPPED
 from interlock.testing import run_seeded
 from runtime.scene import Sink, swallowed
 from runtime.test_spawn import DEAF, TREE, pid_in, there, until

@@ -22,10 +22,10 @@ from random import Random
 from typing import Any, NoReturn
 
 from interlock import Control, Drain, EventKind, MemoryStore, Settings, open_control
+from interlock.agent.run import Agent
 from interlock.core.decision import Decision
 from interlock.core.events import Ended
 from interlock.core.lifecycle import State
-from interlock.runtime.run import Agent
 from interlock.stores.memory import Faults
 from interlock.stores.sqlite import SqliteStore
 from interlock.stores.sqlite.reads import Look

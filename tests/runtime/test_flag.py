@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import suppress
 
-from interlock.runtime.flag import Flag
+from interlock.agent.flag import Flag
 
 
 def test_waiters_wake_in_the_order_in_which_they_came() -> None:

@@ -8,9 +8,9 @@ import anyio
 import pytest
 
 from interlock import BadInput, Ending, Entry, MemoryStore, Message, Run, Stale, Unavailable, open_control, tool
+from interlock.agent.bodies import THREADS
 from interlock.core.decision import Decision
 from interlock.core.names import EventKind
-from interlock.runtime.inline import THREADS
 
 from .scene import QUICK, log_of, raises, seeded, started, swallowed, told
 

@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 from interlock import BadInput, Ending, Message, Refused, Run, Settings, Stale, open_control
+from interlock.agent.bounds import QUESTION_BYTES, REFUSALS
 from interlock.core.names import Effect, EventKind
-from interlock.runtime.settings import QUESTION_BYTES, REFUSALS
 
 from .scene import QUICK, deaf, kinds, log_of, raises, seeded, started, swallowed, told
 

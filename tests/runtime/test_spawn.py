@@ -27,12 +27,14 @@ from interlock import (
     Grade,
     Message,
     Run,
+    Running,
     Settings,
     SpawnFailed,
     Stale,
     open_control,
 )
 from interlock.core.events import ProcessData
+from interlock.runtime.handlers import Acting
 
 from .scene import QUICK, echoes, idles, kinds, log_of, put_forward, started, swallowed, told
 
@@ -197,13 +199,19 @@ def test_terminal() -> None:
     assert echoed.output.count("hello") == 2  # as typed, and as read
 
 
+def keeper_of(run: Run, running: Running) -> int:
+    """Return the keeper of a process."""
+    acting: Acting = run._port._acting  # type: ignore[attr-defined]
+    return acting.process(running._number).containment.keeper  # type: ignore[attr-defined,no-any-return]
+
+
 def test_a_busy_loop_loses_no_exit() -> None:
     """Processes that exit, and are reaped, while the embedder's loop is busy keep their own status."""
 
     async def work(run: Run) -> list[int]:
         asked = [run.spawn("sh", "-c", f"sleep 0.0{n}; exit {n}", background=True) for n in range(1, 6)]
         running = [await each for each in asked]
-        keepers = [each.containment.keeper for each in running]  # type: ignore[attr-defined]
+        keepers = [keeper_of(run, each) for each in running]
         until_then = time.monotonic() + BOUND_SECONDS
         while any(there(pid) for pid in keepers) and time.monotonic() < until_then:
             time.sleep(0.005)  # not awaited: the loop is busy
@@ -747,7 +755,7 @@ def test_a_busy_loop_loses_no_count(tmp_path: Path) -> None:
     async def agent(run: Run, message: Message) -> None:
         for name in names:
             running = await run.spawn("sh", "-c", f"echo $$ > {tmp_path / name}; exec sleep 100", background=True)
-            keepers.append(running.containment.keeper)  # type: ignore[attr-defined]
+            keepers.append(keeper_of(run, running))
         await idles(run, message)
 
     async def main() -> None:

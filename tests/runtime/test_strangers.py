@@ -14,8 +14,8 @@ import anyio.to_thread
 import pytest
 
 from interlock import Control, Drain, Message, Receipt, Run, Settings, open_control
+from interlock.agent import pools
 from interlock.core.names import BodyState
-from interlock.runtime import pools
 
 BOUND_SECONDS = 30.0
 SHORT = Settings(grace_seconds=0.05, drain_seconds=0.2)

@@ -27,8 +27,8 @@ from interlock import (
     open_control,
     tool,
 )
+from interlock.agent.tool import ToolFailed
 from interlock.core.events import QuestionData, Tool
-from interlock.processes.workers import ToolFailed
 
 from .scene import log_of, swallowed
 from .test_spawn import BOUND_SECONDS, at_each_grade, confined, descriptors, does, pid_in, there, until

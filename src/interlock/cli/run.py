@@ -19,23 +19,29 @@ from typing import Annotated
 import msgspec
 import typer
 
+from interlock.agent.bodies import Leash
+from interlock.agent.message import Message
+from interlock.agent.order import SpawnFailed, SpawnOrder
+from interlock.agent.verbs import StartProcess, WaitProcess
 from interlock.app import open_control
 from interlock.cli.printing import TROUBLE, facts_of, fail, milliseconds
 from interlock.config import seconds
+from interlock.core.answers import HostsInfo
 from interlock.core.errors import BadInput, InterlockError
 from interlock.core.names import Drain, Ending
 from interlock.core.outcome import Outcome
 from interlock.core.projection import client_words, row
 from interlock.core.receipt import Receipt
-from interlock.processes.base import UNSEEN, Confinement, Grade, SpawnFailed, SpawnOrder
+from interlock.processes.base import UNSEEN, Confinement, Grade
 from interlock.processes.local import LocalProcesses
 from interlock.runtime.control import Control
-from interlock.runtime.run import Message, Run
+from interlock.runtime.handlers import Acting, start_process, wait_process
 from interlock.runtime.settings import Settings
 from interlock.runtime.spawning import command_of
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127  # as env, nice and timeout exit
 SESSION = "shell"
+NUMBER = 1  # of the one process
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 UNITS_OF_SIZE = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 USER_NAMES = ("HOME", "USER", "LOGNAME", "SHELL")  # set anew with --user
@@ -44,27 +50,44 @@ commands = typer.Typer()
 
 
 class Command:
-    """The agent: one command, with the shell's own input and output. Its background children end with it."""
+    """The driver of one command, with the shell's own input and output. Its background children end with it."""
+
+    names: tuple[str, ...] = ()
+    info: HostsInfo | None = None
 
     def __init__(self, order: SpawnOrder, processes: LocalProcesses) -> None:
         self.order = order
         self.status: int | None = None
         self._processes = processes
 
-    async def __call__(self, run: Run, message: Message) -> str:
+    async def open(self) -> None:
+        """Do nothing: the command begins with its run."""
+
+    async def drive(self, acting: Acting, message: Message) -> str:
+        """Run the command on a leash; return how it exited."""
+        leash = Leash(self._run(acting), name=f"command of {acting.run.id}")
+        acting.run.work.run_bodies([leash])
+        said: str = await leash
+        return said
+
+    async def _run(self, acting: Acting) -> str:
         try:
-            running = await run._port.spawn(self.order)
-            finished = await running.wait()
+            await start_process(acting, StartProcess.of(NUMBER, self.order))
+            finished = await wait_process(acting, WaitProcess(NUMBER))
         except SpawnFailed as failure:
             self.status = _status_of(failure)
             raise
-        killed = "keeper" if running._process.lost else "helper" if not self._helped() else None
+        lost = acting.process(NUMBER).lost
+        killed = "keeper" if lost else "helper" if not self._helped() else None
         # A KILL while the keeper or the helper is dead came from what ended the tree, not from the command.
         if finished.status == -signal.SIGKILL and killed is not None:
             self.status = TROUBLE
             raise SpawnFailed(errno.EIO, f"{self.order.argv[0]!r:.100} was ended: its {killed} was killed")
         self.status = finished.status if finished.status >= 0 else 128 - finished.status
         return _exit_words(finished.status)
+
+    async def close(self) -> None:
+        """Do nothing: the command ends with its run."""
 
     def _helped(self) -> bool:
         helper = self._processes._helper
@@ -185,7 +208,7 @@ async def _run(
     command: Command, processes: LocalProcesses, asked: Asked, *, deadline: float, paper: int | None, quiet: bool
 ) -> int:
     settings = Settings(drain_seconds=Settings().drain_seconds + command.order.grace)
-    async with open_control(command, settings=settings, processes=processes) as control:
+    async with open_control("command", driver=command, settings=settings, processes=processes) as control:
         machine = await processes.ready()
         wanted = processes.confinement.grade
         if wanted is not None and machine.grade is not wanted:

@@ -2,10 +2,10 @@
 
 import time
 
+from interlock.agent.order import SpawnFailed
 from interlock.core.errors import BadInput
 from interlock.hosts.forked import ForkedHosts
 from interlock.processes import kernel
-from interlock.processes.base import SpawnFailed
 from interlock.processes.doctor import Fact
 from interlock.processes.local import LocalProcesses
 

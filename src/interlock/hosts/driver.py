@@ -20,16 +20,16 @@ import logging
 from collections import OrderedDict
 from typing import Protocol
 
+from interlock.agent.message import Message
+from interlock.agent.order import SpawnFailed
 from interlock.core.answers import HostsInfo
 from interlock.core.errors import BadInput
 from interlock.core.names import ErrorKind, SessionId
 from interlock.hosts import link
 from interlock.hosts.turn import Cut, Host, HostTurn
-from interlock.processes.base import SpawnFailed
 from interlock.runtime.driver import AgentFailed
+from interlock.runtime.handlers import Acting
 from interlock.runtime.live import RUN_SESSION, LiveRun
-from interlock.runtime.run import Message
-from interlock.runtime.verbs import Verbs
 
 log = logging.getLogger("interlock")
 
@@ -63,8 +63,6 @@ class Hosts(Protocol):
 
 class HostDriver:
     """Runs agents in hosts."""
-
-    port: type[Verbs] = Verbs
 
     def __init__(self, hosts: Hosts) -> None:
         self._hosts = hosts
@@ -160,8 +158,9 @@ class HostDriver:
         host.containment.name = f"the host of {session.id}"
         return host
 
-    async def drive(self, run: LiveRun, verbs: Verbs, message: Message) -> str | None:
+    async def drive(self, acting: Acting, message: Message) -> str | None:
         """Run the agent in a host, and return its reply."""
+        run = acting.run
         try:
             host = await self._host_for(run)
         except SpawnFailed as failure:
@@ -171,7 +170,7 @@ class HostDriver:
             self._give_back(run, host)
             raise Cut
         host.remember()
-        turn = host.turn = HostTurn(host.turns, host, verbs, self._keeps, self._settled)
+        turn = host.turn = HostTurn(host.turns, host, acting, self._keeps, self._settled)
         self._busy[turn] = host
         self._last[run.session.id] = turn
         run.work.run_bodies([turn])

@@ -5,9 +5,9 @@ import inspect
 import sys
 from pathlib import Path
 
+from interlock.agent.bounds import SERVED as SERVED  # noqa: PLC0414 - exported again
+from interlock.agent.run import Agent
 from interlock.core.errors import BadInput
-from interlock.runtime.run import Agent
-from interlock.runtime.settings import SERVED as SERVED  # noqa: PLC0414 - exported again
 
 
 def agent_name(agent: object) -> str:

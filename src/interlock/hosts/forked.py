@@ -21,12 +21,14 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from interlock.agent import notice
+from interlock.agent.order import SpawnFailed, SpawnOrder
 from interlock.core.errors import BadInput
 from interlock.hosts import link
 from interlock.hosts.finding import SERVED, agent_name
 from interlock.hosts.process import HostProcess
-from interlock.processes import notice, wire
-from interlock.processes.base import ROOT, SpawnFailed, SpawnOrder
+from interlock.processes import wire
+from interlock.processes.base import ROOT
 from interlock.processes.containment import ERRORS
 from interlock.processes.local import LocalProcesses, SecondHelper
 

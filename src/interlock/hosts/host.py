@@ -24,6 +24,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
+from interlock.agent.bodies import DaemonThreads, Leash, Threads
+from interlock.agent.crew import Crew
+from interlock.agent.message import Message
+from interlock.agent.notice import heard, take_notice
+from interlock.agent.run import Agent, Run
+from interlock.agent.tool import describe_error
 from interlock.core.errors import BadInput, Stale
 from interlock.core.names import Effect, Ending, Principal, RunId, SessionId
 from interlock.core.outcome import Cause
@@ -31,11 +37,6 @@ from interlock.hosts import link
 from interlock.hosts.finding import SERVED, find_agent
 from interlock.hosts.port import HostPort, Link, Turn
 from interlock.processes import kernel
-from interlock.processes.notice import heard, take_notice
-from interlock.runtime.crew import Crew
-from interlock.runtime.inline import DaemonThreads, Leash, Threads
-from interlock.runtime.run import Agent, Message, Run
-from interlock.runtime.tool import describe_error
 
 # A verb waits while more than HIGH_BYTES lie unread by control, until fewer than LOW_BYTES do.
 HIGH_BYTES, LOW_BYTES = 256 * 1024, 64 * 1024
@@ -107,7 +108,7 @@ class SocketLink:
         for word in self._frames:
             self.hear(word)
 
-    def exchange(self, word: link.Request) -> link.Answer | link.Refusal:
+    def exchange(self, word: link.Ask) -> link.Answer | link.Refusal:
         """Send a request and block until its answer is there; other messages that arrive are handled afterwards."""
         self._out += link.frame(word)
         self._sock.setblocking(True)
@@ -190,9 +191,8 @@ class Serving:
                     body.cut()
             case link.Problem(turn) if port is not None and port.turn.number == turn:
                 port.trouble(word)
-            case link.Exited(turn, handle, status, timed_out) if port is not None and port.turn.number == turn:
-                if (running := port.processes.get(handle)) is not None:
-                    running.on_exit(status, timed_out)
+            case link.Exited(turn, process, status, timed_out) if port is not None and port.turn.number == turn:
+                port.processes.exited(process, status, timed_out)
             case _:
                 pass
 

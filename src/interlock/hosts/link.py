@@ -6,27 +6,27 @@
 3. Control trusts nothing that a host says. A message that is too long, unknown or out of order ends the host, and
    control goes on.
 4. Both directions are bounded. A host waits when control does not read; a host that does not read is ended.
-5. A host's message about a turn carries the turn's number. A request carries a number of its own, and these only rise.
+5. A host's message about a turn carries the turn's number. A verb travels as it is (agent/verbs.py), inside `Tell` or
+   `Ask`; an `Ask` carries a number of its own, and these only rise.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from interlock.agent.bounds import REPLY_BYTES
+from interlock.agent.message import Message
+from interlock.agent.verbs import REQUESTS, TELLINGS, Request, Telling
 from interlock.core.errors import BadInput
-from interlock.core.events import Json
-from interlock.core.names import Announce, CallId, Effect, RunId, SessionId, ToolState
+from interlock.core.names import Effect, RunId, SessionId
 from interlock.core.outcome import Cause
-from interlock.processes.base import ARGUMENTS, SpawnOrder
-from interlock.runtime.run import Message
-from interlock.runtime.settings import REPLY_BYTES
 
-VERSION = 2
+VERSION = 3
 FRAME_BYTES = 4 * REPLY_BYTES + 64 * 1024  # the longest message of a host: a reply of four-byte characters
 HEAD_BYTES = 4
-CALLS = 1_000  # in one Record, since a call costs control far more than its bytes
-CHOICES = 100
 
 
 class Word(msgspec.Struct, array_like=True, tag=True):
@@ -49,102 +49,37 @@ class Broken(Word):
     why: str
 
 
+if TYPE_CHECKING:
+    AnyTelling = Telling
+    AnyRequest = Request[Any]
+else:
+    AnyTelling = reduce(or_, TELLINGS)
+    AnyRequest = reduce(or_, REQUESTS)
+
+
 class OfTurn(Word):
     """A message that belongs to a turn."""
 
     turn: int
 
 
-class Say(OfTurn):
-    """A piece of the reply."""
+class Tell(OfTurn):
+    """A verb of the agent that has no answer."""
 
-    text: str
-
-
-class Post(OfTurn):
-    """A whole block."""
-
-    text: str
+    verb: AnyTelling
 
 
-class SetTyping(OfTurn):
-    """The agent is about to write, or no longer."""
+class Ask(OfTurn):
+    """A verb of the agent that control answers with Answer or Refusal, under the same number."""
 
-    on: bool
-
-
-class SetProgress(OfTurn):
-    """The progress of long work."""
-
-    text: str
-    done: float | None
-    total: float | None
-
-
-class SetPhase(OfTurn):
-    """The phase that the run is in, None if it left its phase."""
-
-    name: str | None
-
-
-class Wanted(msgspec.Struct, frozen=True, array_like=True):
-    """One tool call of a Record."""
-
-    name: str
-    arguments: Json
-    asks: bool
-    grace: float
-
-
-class Record(OfTurn):
-    """Tool calls are about to be made. Host and control number them alike, by their order."""
-
-    calls: Annotated[tuple[Wanted, ...], msgspec.Meta(max_length=CALLS)]
-
-
-class Finish(OfTurn):
-    """A permitted call has ended, with this result or error."""
-
-    call: CallId
-    state: ToolState
-    result: Json | None
-    error: str | None
-
-
-class GiveUp(OfTurn):
-    """The agent no longer waits for a call."""
-
-    call: CallId
-
-
-class Release(OfTurn):
-    """The agent frees a hold."""
-
-    name: str
-
-
-class EndProcess(OfTurn):
-    """End a process, without an answer."""
-
-    handle: int
-
-
-class ForgetProcess(OfTurn):
-    """The agent has no reference to a process any more, and will not ask about it."""
-
-    handle: int
+    number: int
+    verb: AnyRequest
 
 
 class Tried(OfTurn):
     """The host itself refused an effect, because it knew of the fall. Control counts the try."""
 
     effect: Effect
-
-
-class Took(OfTurn):
-    """The agent was handed the messages of the answer to Check `number`; only this makes them part of the run."""
-
-    number: int
 
 
 class Cancel(OfTurn):
@@ -176,114 +111,7 @@ class Settled(OfTurn):
     clean: bool
 
 
-class Request(OfTurn):
-    """A message that control answers with Answer or Refusal, under the same number."""
-
-    number: int
-
-
-class Check(Request):
-    """Ask for the messages that are steered to the run."""
-
-
-class Permit(Request):
-    """Ask whether a recorded call may begin."""
-
-    call: CallId
-
-
-class Ask(Request):
-    """Ask a person."""
-
-    text: str
-    choices: Annotated[tuple[str, ...], msgspec.Meta(max_length=CHOICES)] | None
-    seconds: float | None
-
-
-class Delegate(Request):
-    """Hand work to another agent."""
-
-    agent: str
-    text: str
-    deadline: float | None
-    detached: bool
-    announce: Announce | None = None
-
-
-class TakeHold(Request):
-    """Take a hold."""
-
-    name: str
-
-
-class Spawn(Request):
-    """Start a process; its handle is the request's number. Arguments and environment are bytes: not all are UTF-8."""
-
-    order: SpawnOrder
-    argv: Annotated[tuple[bytes, ...], msgspec.Meta(max_length=ARGUMENTS)] = ()
-    env: Annotated[dict[bytes, bytes | None], msgspec.Meta(max_length=ARGUMENTS)] = {}
-
-
-class WaitProcess(Request):
-    """Wait for a process."""
-
-    handle: int
-
-
-class ReadLine(Request):
-    """Ask for the next line of a process."""
-
-    handle: int
-
-
-class ReadOutput(Request):
-    """Ask for the output of a process so far."""
-
-    handle: int
-
-
-class StopProcess(Request):
-    """End a process; the answer comes when it was seen gone."""
-
-    handle: int
-
-
-class ReadHistory(Request):
-    """Ask for the conversation so far."""
-
-
-Said = (
-    Hello
-    | Broken
-    | Say
-    | Post
-    | SetTyping
-    | SetProgress
-    | SetPhase
-    | Record
-    | Finish
-    | GiveUp
-    | Release
-    | EndProcess
-    | ForgetProcess
-    | Tried
-    | Took
-    | Cancel
-    | Returned
-    | Raised
-    | Settled
-    | Check
-    | Permit
-    | Ask
-    | Delegate
-    | TakeHold
-    | Spawn
-    | WaitProcess
-    | ReadLine
-    | ReadOutput
-    | StopProcess
-    | ReadHistory
-)
+Said = Hello | Broken | Tell | Ask | Tried | Cancel | Returned | Raised | Settled
 
 # What control says
 
@@ -345,24 +173,12 @@ class Exited(Word):
     """A process of the turn has exited."""
 
     turn: int
-    handle: int
+    process: int
     status: int | None
     timed_out: bool
 
 
 Told = Load | Rehearse | Begin | Fallen | Answer | Refusal | Problem | Exited
-
-
-class Started(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to Spawn."""
-
-    pid: int | None
-
-
-class SteeredTo(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to Check."""
-
-    messages: tuple[Message, ...]
 
 
 class Garbage(Exception):

@@ -10,38 +10,29 @@
 import asyncio
 import errno
 import itertools
-import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
-from weakref import WeakValueDictionary
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import msgspec
 
+from interlock.agent.bodies import Bodies, Body, Threads
+from interlock.agent.bounds import ARGUMENT_BYTES, REFUSALS, REPLY_BYTES
+from interlock.agent.crew import Crew
+from interlock.agent.flag import Flag
+from interlock.agent.notice import Notice
+from interlock.agent.order import SpawnFailed
+from interlock.agent.port import ANOTHER_LOOP, Port, Work
+from interlock.agent.tool import ToolFailed, ToolSpec, describe_error
+from interlock.agent.verbs import ForgetProcess, Post, Request, Say, StartProcess, Telling
 from interlock.core import errors
-from interlock.core.errors import BadInput, InterlockError, Refused, Stale
-from interlock.core.events import Entry, Json
+from interlock.core.errors import BadInput, InterlockError, Stale
 from interlock.core.fence import describe
-from interlock.core.names import Announce, CallId, Effect, RunId, ToolState
+from interlock.core.names import CallId, Effect
 from interlock.core.outcome import Cause
 from interlock.hosts import link
-from interlock.processes.base import SpawnFailed, SpawnOrder
-from interlock.processes.notice import Notice
-from interlock.processes.workers import ToolFailed
-from interlock.runtime.crew import Crew
-from interlock.runtime.flag import Flag
-from interlock.runtime.holds import Hold
-from interlock.runtime.inline import Bodies, Threads
-from interlock.runtime.run import Message, Work
-from interlock.runtime.settings import OPEN_CALLS, REFUSALS, REPLY_BYTES
-from interlock.runtime.spawning import Finished, Running
-from interlock.runtime.ties import Child
-from interlock.runtime.tool import ToolSpec, describe_error
-from interlock.runtime.work import Body
 
 T = TypeVar("T")
-
-ARGS_BYTES = 2 * 1024 * 1024  # arguments and environment of one program: no system takes more
 
 
 class Link(Protocol):
@@ -60,7 +51,7 @@ class Link(Protocol):
         """Wait until control has read most of what was sent."""
         ...
 
-    def exchange(self, word: link.Request) -> link.Answer | link.Refusal:
+    def exchange(self, word: link.Ask) -> link.Answer | link.Refusal:
         """Send a request and block until its answer is there."""
         ...
 
@@ -81,23 +72,17 @@ class Turn:
         return all(body.done.is_set() for body in self.bodies)
 
 
-class HostPort:
-    """The Run verbs of an agent in a host, each sent to control as a message."""
+class HostPort(Port):
+    """The side of an agent in a host: its verbs are sent to control."""
 
     def __init__(self, begin: link.Begin, turn: Turn, line: Link, *, crew: Crew, threads: Threads) -> None:
-        self.run_id: RunId = begin.run_id
+        super().__init__(begin.run_id, Bodies(begin.run_id, turn.bodies, crew=crew, threads=threads))
         self.cause: Cause | None = None
         self.turn = turn
-        self.processes: WeakValueDictionary[int, HostRunning] = WeakValueDictionary()
         self._link = line
-        self._loop = asyncio.get_running_loop()
-        self._bodies = Bodies(begin.run_id, turn.bodies, crew=crew, threads=threads)
-        self._numbers = itertools.count(begin.turn << 32)
+        self._requests = itertools.count(begin.turn << 32)
         self._answers: dict[int, asyncio.Future[link.Answer]] = {}
-        self._calls_made = 0
         self._said = 0
-        self._phase: str | None = None
-        self._blamed: tuple[str, BaseException] | None = None
         self._problem: BaseException | None = None
         self._refusals = REFUSALS
 
@@ -122,17 +107,14 @@ class HostPort:
     async def checkpoint(self) -> None:
         """Let other tasks run, and wait while control is behind with reading."""
         if asyncio.get_running_loop() is not self._loop:
-            raise BadInput(
-                "a run's verbs belong to the loop that its agent runs on; "
-                "from a thread use asyncio.run_coroutine_threadsafe(run.say(...), loop)"
-            )
+            raise BadInput(ANOTHER_LOOP)
         await asyncio.sleep(0)
         if self._link.full:
             await self._link.room()
         if self.cause is not None:
             self._refusals -= 1
             if self._refusals < 0:
-                self._bodies.drop()
+                self.bodies.drop()
         else:
             self.raise_problem()
 
@@ -142,24 +124,11 @@ class HostPort:
         if problem is not None:
             raise problem
 
-    def check(self, effect: Effect) -> None:
-        """Raise Stale if the run is known to have fallen, and tell control of the try, which counts it."""
-        if self.cause is not None:
-            self._link.send(link.Tried(self.turn.number, effect))
-            raise Stale(describe(self.run_id, self.cause, effect))
-
-    # Saying
-
-    def delta(self, text: str) -> None:
-        self.check(Effect.DELTA)
-        self.measure(text)
-        # An empty delta is sent too: it is a sign of life, which the idle limit counts.
-        self._link.send(link.Say(self.turn.number, text))
-
-    def block(self, text: str) -> None:
-        self.check(Effect.BLOCK)
-        self.measure(text)
-        self._link.send(link.Post(self.turn.number, text))
+    def refuse(self, effect: Effect) -> NoReturn:
+        """Raise Stale: the run is known to have fallen. Control is told of the try, and counts it."""
+        assert self.cause is not None
+        self._link.send(link.Tried(self.turn.number, effect))
+        raise Stale(describe(self.run_id, self.cause, effect))
 
     def measure(self, text: str) -> None:
         """Refuse text beyond REPLY_BYTES, as control would."""
@@ -169,46 +138,62 @@ class HostPort:
             )
         self._said += len(text)
 
-    def typing(self, on: bool) -> None:
-        self.check(Effect.TYPING)
-        self._link.send(link.SetTyping(self.turn.number, on))
+    # Verbs
 
-    def progress(self, text: str, done: float | None, total: float | None) -> None:
-        self.check(Effect.PROGRESS)
-        self._link.send(link.SetProgress(self.turn.number, text, done, total))
+    def tell(self, verb: Telling) -> None:
+        """Send a verb in this step. After the fall nothing is sent: control has closed calls, holds and processes."""
+        if self.cause is not None:
+            if verb.effect is not None:
+                self.refuse(verb.effect)
+            return
+        # An empty delta is sent too: it is a sign of life, which the idle limit counts.
+        if isinstance(verb, Say | Post):
+            self.measure(verb.text)
+        self._link.send(link.Tell(self.turn.number, verb))
 
-    def phase(self, name: str | None) -> str | None:
-        self.check(Effect.PHASE)
-        before, self._phase = self._phase, name
-        self._link.send(link.SetPhase(self.turn.number, name))
-        return before
-
-    def blame(self, phase: str, error: BaseException) -> None:
-        """Remember the innermost phase that an error came from."""
-        if self._blamed is None or self._blamed[1] is not error:
-            self._blamed = (phase, error)
-
-    def phase_of(self, error: BaseException) -> str | None:
-        """Return the phase that an error came from."""
-        return self._blamed[0] if self._blamed is not None and self._blamed[1] is error else self._phase
-
-    # Asking control
-
-    async def _ask(self, make: Callable[[int], link.Request], kind: type[T] | Any) -> Any:
+    async def ask(self, verb: Request[T]) -> T:
+        """Send a verb in this step, and wait for its answer."""
+        self._need_current(verb)
+        if isinstance(verb, StartProcess):
+            _need_room(verb)
         # Control answers no request after the turn.
         if self.turn.over.is_set():
             raise Stale(f"run {self.run_id} has ended; do not catch Stale")
-        number = next(self._numbers)
-        answer: asyncio.Future[link.Answer] = self._loop.create_future()
-        self._answers[number] = answer
+        number = next(self._requests)
+        answer = self._answers[number] = self._loop.create_future()
         try:
-            self._link.send(make(number))
-            return msgspec.msgpack.decode((await answer).value, type=kind)
+            self._link.send(link.Ask(self.turn.number, number, verb))
+            value = (await answer).value
         except asyncio.CancelledError:
             self._link.send(link.Cancel(self.turn.number, number))
+            if (undo := verb.undo()) is not None:
+                self._link.send(link.Tell(self.turn.number, undo))
+            raise
+        except BadInput:
+            # Control may know nothing of this verb because it refused an earlier one. Raise that reason instead.
+            self.raise_problem()
             raise
         finally:
             del self._answers[number]
+        # Answer and fall may both have arrived by now; the fall then counts.
+        self._need_current(verb)
+        return _unpack(value, verb)
+
+    def _need_current(self, verb: Request[Any]) -> None:
+        if self.cause is not None and verb.effect is not None:
+            self.refuse(verb.effect)
+
+    def look(self, verb: Request[T]) -> T:
+        """Send a verb, and block the loop until its answer is there."""
+        answer = self._link.exchange(link.Ask(self.turn.number, next(self._requests), verb))
+        if isinstance(answer, link.Refusal):
+            raise _error(answer.kind, answer.text, answer.errno)
+        return _unpack(answer.value, verb)
+
+    def forget(self, number: int) -> None:
+        """Tell control that the agent has dropped a process."""
+        if self.current and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.tell, ForgetProcess(number))
 
     def hear(self, word: link.Answer | link.Refusal) -> None:
         """Hand the answer of a request to its waiter, if there still is one."""
@@ -224,140 +209,7 @@ class HostPort:
         """Remember the first error of a verb without an answer; the next verb raises it."""
         self._problem = self._problem or _error(word.kind, word.text)
 
-    async def steered(self) -> list[Message]:
-        """Return the messages that are steered to this run; `Took` tells control to make them part of the run."""
-        numbers: list[int] = []
-
-        def make(number: int) -> link.Check:
-            numbers.append(number)
-            return link.Check(self.turn.number, number)
-
-        answer: link.SteeredTo = await self._ask(make, link.SteeredTo)
-        if answer.messages:
-            self.check(Effect.PHASE)
-            self._link.send(link.Took(self.turn.number, *numbers))
-        return list(answer.messages)
-
-    async def ask(self, text: str, choices: tuple[str, ...] | None, seconds: float | None) -> bool | str:
-        self.check(Effect.QUESTION)
-        answer: bool | str = await self._ask(
-            lambda n: link.Ask(self.turn.number, n, text, choices, seconds), bool | str
-        )
-        return answer
-
-    async def delegate(
-        self, agent: str, text: str, deadline: float | None, detached: bool, announce: Announce | None
-    ) -> Child:
-        self.check(Effect.CHILD)
-        child: Child = await self._ask(
-            lambda n: link.Delegate(self.turn.number, n, agent, text, deadline, detached, announce), Child
-        )
-        return child
-
-    async def hold(self, name: str) -> Hold:
-        self.check(Effect.HOLD)
-        held: Hold = await self._ask(lambda n: link.TakeHold(self.turn.number, n, name), Hold)
-        return held
-
-    def release(self, name: str) -> None:
-        if self.current:
-            self._link.send(link.Release(self.turn.number, name))
-
-    async def history(self) -> list[Entry]:
-        entries: list[Entry] = await self._ask(partial(link.ReadHistory, self.turn.number), list[Entry])
-        return entries
-
-    # Processes
-
-    async def spawn(self, order: SpawnOrder) -> Running:
-        self.check(Effect.SPAWN)
-        if order.inherit:
-            raise BadInput("a process of a host cannot have control's own descriptors")
-        size = sum(map(len, order.argv)) + sum(len(name) + len(value or "") for name, value in order.env.items())
-        if size > ARGS_BYTES:
-            why = "its arguments or environment are too long; use input= or a file"
-            raise SpawnFailed(errno.E2BIG, f"{order.argv[0]!r:.100} was not started: {why}")
-
-        def make(number: int) -> link.Spawn:
-            running.handle = number
-            self.processes[number] = running
-            argv = tuple(os.fsencode(part) for part in order.argv)
-            env = {os.fsencode(k): None if v is None else os.fsencode(v) for k, v in order.env.items()}
-            return link.Spawn(self.turn.number, number, msgspec.structs.replace(order, argv=(), env={}), argv, env)
-
-        running = HostRunning(self, order)
-        started: link.Started = await self._ask(make, link.Started)
-        running.on_started(started.pid)
-        return running
-
-    def forget(self, handle: int) -> None:
-        """Tell control that the agent has dropped a process. The garbage collector calls this, from any thread."""
-        if self.current and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._link.send, link.ForgetProcess(self.turn.number, handle))
-
-    async def finished(self, handle: int) -> Finished:
-        """Wait for a process, and return how it ended."""
-        done: Finished = await self._ask(lambda n: link.WaitProcess(self.turn.number, n, handle), Finished)
-        return done
-
-    async def line(self, handle: int) -> bytes | None:
-        """Return the next line of a process, None at the end."""
-        read: bytes | None = await self._ask(lambda n: link.ReadLine(self.turn.number, n, handle), bytes | None)
-        return read
-
-    async def stop(self, handle: int) -> None:
-        """End a process, and wait until it was seen gone."""
-        await self._ask(lambda n: link.StopProcess(self.turn.number, n, handle), None)
-
-    def end(self, handle: int) -> None:
-        """End a process, without waiting."""
-        if self.current:
-            self._link.send(link.EndProcess(self.turn.number, handle))
-
-    def output(self, handle: int) -> str:
-        """Return what a process has written so far."""
-        if not self.current:
-            return ""
-        answer = self._link.exchange(link.ReadOutput(self.turn.number, next(self._numbers), handle))
-        if isinstance(answer, link.Refusal):
-            raise _error(answer.kind, answer.text, answer.errno)
-        return msgspec.msgpack.decode(answer.value, type=str)
-
     # Tools
-
-    def record(self, wanted: Sequence[tuple[ToolSpec, Json]]) -> list[CallId]:
-        self.check(Effect.TOOL)
-        # Control would refuse them too, but one Record after another, and would have recorded the first ones by then.
-        if len(wanted) > OPEN_CALLS:
-            raise Refused(f"this run would have more than {OPEN_CALLS} tool calls open; wait for some to end")
-        calls = tuple(link.Wanted(spec.name, values, spec.asks, spec.grace) for spec, values in wanted)
-        # Each call fits into a message by itself, but all of them together may not.
-        long = sum(len(values) for _, values in wanted) * 4 > link.FRAME_BYTES
-        size = 1 if long else link.CALLS
-        for at in range(0, len(calls), size):
-            self._link.send(link.Record(self.turn.number, calls[at : at + size]))
-        first = self._calls_made + 1
-        self._calls_made += len(calls)
-        return [CallId(f"{self.run_id}.{number}") for number in range(first, first + len(calls))]
-
-    async def permit(self, call: CallId) -> None:
-        self.check(Effect.TOOL)
-        try:
-            await self._ask(lambda n: link.Permit(self.turn.number, n, call), None)
-        except BadInput:
-            # Control knows no such call, because it refused to record it. Raise that reason instead.
-            self.raise_problem()
-            raise
-        # Permit and fall may both have arrived by now; the fall then counts.
-        self.check(Effect.TOOL)
-
-    def finish(self, call: CallId, state: ToolState, result: Json | None, error: str | None) -> None:
-        self.check(Effect.RESULT)
-        self._link.send(link.Finish(self.turn.number, call, state, result, error))
-
-    def give_up(self, call: CallId) -> None:
-        if self.current:
-            self._link.send(link.GiveUp(self.turn.number, call))
 
     def prepare(self, spec: ToolSpec, function: Callable[..., Any], arguments: dict[str, Any]) -> Work:
         """Return the call as it is: it runs in this process, which can be killed, so nothing is packed."""
@@ -371,13 +223,14 @@ class HostPort:
         """
         assert not isinstance(work, bytes)
         await self._catch_up()
-        self.check(Effect.TOOL)
+        if self.cause is not None:
+            self.refuse(Effect.TOOL)
         try:
             if spec.thread:
-                return await self._bodies.in_thread(spec.name, work)
+                return await self.bodies.in_thread(spec.name, work)
             if spec.worker:
                 return _plainly(work)
-            return await self._bodies.in_place(spec, work())
+            return await self.bodies.in_place(spec, work())
         finally:
             await self._catch_up()
 
@@ -388,73 +241,19 @@ class HostPort:
 
     async def side_by_side(self, bodies: Sequence[tuple[CallId, ToolSpec, Coroutine[Any, Any, None]]]) -> None:
         """Run the bodies of a batch in parallel."""
-        await self._bodies.side_by_side([(spec, body) for _, spec, body in bodies], [None] * len(bodies))
+        await self.bodies.side_by_side([(spec, body) for _, spec, body in bodies], [None] * len(bodies))
 
 
-class HostRunning(Running):
-    """A process of a run, seen from its host."""
+def _need_room(verb: StartProcess) -> None:
+    size = sum(map(len, verb.argv)) + sum(len(name) + len(value or b"") for name, value in verb.env.items())
+    if size > ARGUMENT_BYTES:
+        why = "its arguments or environment are too long; use input= or a file"
+        raise SpawnFailed(errno.E2BIG, f"{verb.whole.argv[0]!r:.100} was not started: {why}")
 
-    def __init__(self, port: HostPort, order: SpawnOrder) -> None:
-        self.order = order
-        self.handle = 0
-        self._port = port
-        self._pid: int | None = None
-        self._status: int | None = None
-        self._over = asyncio.Event()
-        self.timed_out = False
 
-    def __del__(self) -> None:
-        self._port.forget(self.handle)
-
-    def on_started(self, pid: int | None) -> None:
-        """Note that the process runs."""
-        self._pid = pid
-
-    def on_exit(self, status: int | None, timed_out: bool) -> None:
-        """Note that the process has exited."""
-        self._status = status
-        self.timed_out = timed_out
-        self._over.set()
-
-    @property
-    def pid(self) -> int | None:
-        """The process id."""
-        return self._pid
-
-    @property
-    def status(self) -> int | None:
-        """The exit status, None while the process runs."""
-        return self._status
-
-    @property
-    def running(self) -> bool:
-        """True while the process has not exited."""
-        return not self._over.is_set()
-
-    @property
-    def output(self) -> str:
-        """The output of the process so far, bounded."""
-        return self._port.output(self.handle)
-
-    async def exited(self) -> None:
-        """Wait for the exit, as long as it takes."""
-        await self._over.wait()
-
-    async def wait(self) -> Finished:
-        """Wait for the exit, and return how the process ended."""
-        return await self._port.finished(self.handle)
-
-    async def _lines(self) -> AsyncIterator[str]:
-        while (line := await self._port.line(self.handle)) is not None:
-            yield line.decode("utf-8", "replace")
-
-    async def stop(self) -> None:
-        """End the process with everything it started, and wait until that was seen."""
-        await self._port.stop(self.handle)
-
-    def end(self) -> None:
-        """End the process, without waiting."""
-        self._port.end(self.handle)
+def _unpack(value: msgspec.Raw, verb: Request[T]) -> T:
+    answer: T = msgspec.msgpack.decode(value, type=verb.answer_type())
+    return answer
 
 
 def _plainly(work: Callable[[], Any]) -> Any:

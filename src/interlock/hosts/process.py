@@ -27,12 +27,13 @@ import socket
 import sys
 import termios
 
+from interlock.agent.order import SpawnFailed
+from interlock.agent.tool import ERROR_CHARACTERS
 from interlock.hosts import link
-from interlock.hosts.turn import HostTurn, Violation
+from interlock.hosts.turn import HostTurn
 from interlock.processes import kernel
-from interlock.processes.base import SpawnFailed
 from interlock.processes.containment import LocalContainment, LocalProcess
-from interlock.runtime.tool import ERROR_CHARACTERS
+from interlock.runtime.handlers import Violation
 
 log = logging.getLogger("interlock")
 

@@ -1,9 +1,9 @@
 """A turn that runs in a host, seen from control: it hears the agent's verbs, and the fall cuts it.
 
-1. The fence is control's, not the host's. Each verb passes it (`Verbs`) in the step that reads the host's message, like
-   an inline verb. The host applies a fall it knows of, which only saves messages; what it does not know yet control
-   refuses and counts. Only a permit is given away: its answer is sent in the step that grants it, and from then on a
-   fall finds the call `interrupted`.
+1. The fence is control's, not the host's. Each verb passes it in its handler, in the step that reads the host's
+   message, like an inline verb. The host applies a fall it knows of, which only saves messages; what it does not know
+   yet control refuses and counts. Only a permit is given away: its answer is sent in the step that grants it, and from
+   then on a fall finds the call `interrupted`.
 2. A fall does one of four things to the host:
 
        a tool at work without a grace       KILL, in the step of the fall
@@ -23,34 +23,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
 
+from interlock.agent.flag import Flag
+from interlock.agent.message import Message
+from interlock.agent.order import SpawnFailed
+from interlock.agent.tool import ERROR_CHARACTERS, describe_error
+from interlock.agent.verbs import Request, StartProcess
 from interlock.core.errors import BadInput, InterlockError, Stale
-from interlock.core.events import Entry
-from interlock.core.names import BodyState, CallId, Effect, ErrorKind, RunId, ToolState
+from interlock.core.names import BodyState, Effect, ErrorKind, ToolState
 from interlock.core.outcome import returned_at
-from interlock.core.values import announce_of, name_of, seconds_of, text_of
 from interlock.hosts import link
 from interlock.hosts.finding import SERVED
-from interlock.processes.base import Containment, SpawnFailed, SpawnOrder
+from interlock.processes.base import Containment
 from interlock.runtime.driver import AgentFailed, kind_of
-from interlock.runtime.flag import Flag
+from interlock.runtime.handlers import HANDLERS, Acting, Violation
 from interlock.runtime.live import LiveRun
-from interlock.runtime.run import Message, check_choices, check_order
-from interlock.runtime.settings import PROCESSES, PROGRESS_CHARACTERS, QUESTION_BYTES
-from interlock.runtime.spawning import Running, Spawning, kept_of
-from interlock.runtime.tool import ERROR_CHARACTERS, ToolSpec, describe_error
-from interlock.runtime.verbs import Verbs
+from interlock.runtime.settings import PROCESSES
+from interlock.runtime.spawning import Spawning, kept_of
 
 log = logging.getLogger("interlock")
 
 SETTLE_SECONDS = 0.2
 REQUESTS = 4_000  # open at once, of one turn
-GRACE_SECONDS = 3_600.0  # the longest grace of a tool
 
 
 class Host(Protocol):
@@ -108,10 +106,6 @@ class Cut(BaseException):
     """Raised to the task that waits for the agent's reply: the run fell, and no reply will come."""
 
 
-class Violation(Exception):
-    """A host sent a message that breaks the protocol."""
-
-
 class HostTurn:
     """One turn in a host."""
 
@@ -119,11 +113,11 @@ class HostTurn:
         self,
         number: int,
         host: Host,
-        verbs: Verbs,
+        acting: Acting,
         keeps: Callable[[HostTurn], bool],
         settled: Callable[[HostTurn], None],
     ) -> None:
-        run = verbs.run
+        run = acting.run
         self.number = number
         self.name = f"agent of {run.id}"
         self.grace = 0.0
@@ -135,21 +129,16 @@ class HostTurn:
         self.killed = False  # the host was killed, or died by itself
         self.ours = False  # control killed it
         self.kept: tuple[str, ...] = ()  # processes that stay with the host: seen not to have run in the turn
-        self._verbs = verbs
+        self._acting = acting
+        acting.on_exit = self._exited
         self._keeps = keeps
         self._on_settled = settled
         self._loop = asyncio.get_running_loop()
-        self._graces: dict[CallId, float] = {}
         self._requests: dict[int, asyncio.Task[None]] = {}
         self._last = -1
-        self._holding: dict[int, str] = {}
-        # Steered messages on their way to the agent, by the number of the Check that is answered with them.
-        self._offered: dict[int, tuple[RunId, ...]] = {}
-        self._running: dict[int, Running] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._returned = False
         self._quiet = False  # no body of the turn ran when the agent returned, by the host's word
-        self._reading = asyncio.Lock()
         kept_of(run.work).grade = host.containment.grade
 
     @property
@@ -203,8 +192,7 @@ class HostTurn:
         if self._quiet and not cause.early:
             self._settled(clean=True)
             return
-        at_work = [call.id for call in (self.run.work.calls or {}).values() if call.state is ToolState.INTERRUPTED]
-        graces = [self._graces.get(call, 0.0) for call in at_work]
+        graces = [call.grace for call in (self.run.work.calls or {}).values() if call.state is ToolState.INTERRUPTED]
         if graces and min(graces) <= 0 and (cause.early or not self._returned):
             self.kill()
             return
@@ -223,7 +211,7 @@ class HostTurn:
         self._disarm()
         self.host.kill()
         Spawning.add(self.run, self.host.containment)
-        self._verbs.crew.start(self._gone(), name=f"end the host of {self.run.id}")
+        self._acting.parts.crew.start(self._gone(), name=f"end the host of {self.run.id}")
 
     async def _gone(self) -> None:
         containment = self.host.containment
@@ -254,6 +242,7 @@ class HostTurn:
         self._disarm()
         for task in list(self._requests.values()):
             task.cancel()
+        self._acting.on_exit = lambda *_: None
         self._on_settled(self)
         self.done.set()
 
@@ -269,12 +258,15 @@ class HostTurn:
         # The agent has returned and nothing of it ran then, so no message between that and the fall is the agent's.
         if self._quiet and not self.run.fallen:
             return
-        self._verbs.touch()
-        if isinstance(word, link.Request):
+        self.run.limits.hear(self._loop.time())
+        if isinstance(word, link.Ask):
             self._asked(word)
             return
         try:
-            self._told(word)
+            if isinstance(word, link.Tell):
+                HANDLERS[type(word.verb)](self._acting, word.verb.checked())
+            else:
+                self._told(word)
         except Stale:
             # The fence has counted the try. The host hears of the fall by `Fallen`.
             return
@@ -282,38 +274,12 @@ class HostTurn:
             self.host.send(link.Problem(self.number, type(error).__name__, str(error)))
 
     def _told(self, word: link.OfTurn) -> None:
-        verbs = self._verbs
         match word:
-            case link.Say(_, text):
-                verbs.delta(text)
-            case link.Post(_, text):
-                verbs.block(text)
-            case link.SetTyping(_, on):
-                verbs.typing(on)
-            case link.SetProgress(_, text, done, total):
-                verbs.progress(text[:PROGRESS_CHARACTERS], done, total)
-            case link.SetPhase(_, name):
-                verbs.phase(None if name is None else name[:PROGRESS_CHARACTERS])
-            case link.Record(_, calls):
-                self._record(calls)
-            case link.Finish(_, call, state, result, error):
-                self._result(call, state, result, error)
-            case link.GiveUp(_, call):
-                verbs.give_up(call)
-                self._graces.pop(call, None)
-            case link.Release(_, name):
-                verbs.release(name)
-                self._holding = {number: held for number, held in self._holding.items() if held != name}
-            case link.EndProcess(_, handle):
-                self._process(handle).end()
-            case link.ForgetProcess(_, handle):
-                self._running.pop(handle, None)
             case link.Tried(_, effect):
-                verbs.check(effect)
-            case link.Took(_, number):
-                verbs.take_in(self._offered.pop(number, ()))
+                self.run.fence.check(effect)
             case link.Cancel(_, number):
-                self._cancel(number)
+                if (task := self._requests.get(number)) is not None:
+                    task.cancel()
             case link.Returned(_, text, settled, at):
                 self._ended(settled, at)
                 if self.run.fallen:
@@ -367,46 +333,26 @@ class HostTurn:
             self.kept = kept
             self._finish()
 
-    def _record(self, calls: tuple[link.Wanted, ...]) -> None:
-        specs, before = [], self.run.work.calls_made
-        try:
-            for call in calls:
-                grace = min(seconds_of(call.grace, "grace", None) or 0.0, GRACE_SECONDS)
-                spec = ToolSpec(name=name_of(call.name, "a tool's name"), asks=call.asks, grace=grace)
-                specs.append((spec, _json(call.arguments)))
-            for made, (spec, _) in zip(self._verbs.record(specs), specs, strict=True):
-                self._graces[made] = spec.grace
-        # The host has numbered all of these calls, refused ones too. Control counts them likewise: otherwise a permit
-        # could be given for another call than the host asks for.
-        finally:
-            self.run.work.count_calls(before + len(calls))
-
-    def _result(self, call: CallId, state: ToolState, result: Any, error: str | None) -> None:
-        if state not in (ToolState.FINISHED, ToolState.FAILED):
-            raise Violation(f"it said that a call is {state}")
-        if state is ToolState.FINISHED and self._verbs.is_pending(call):
-            raise Violation("it said that a call is finished that was not permitted")
-        why = None if error is None else error[:ERROR_CHARACTERS]
-        self._verbs.finish(call, state, None if result is None else _json(result), why)
-        self._graces.pop(call, None)
-
     # What the host asks for
 
-    def _asked(self, request: link.Request) -> None:
-        if request.number <= self._last:
+    def _asked(self, word: link.Ask) -> None:
+        if word.number <= self._last:
             raise Violation("it asked under a number that was used before")
         if len(self._requests) >= REQUESTS:
             raise Violation(f"it asked for {REQUESTS} things at once")
-        self._last = request.number
-        task = self._verbs.crew.start(self._serve(request), name=f"{type(request).__name__} of {self.run.id}")
+        self._last = word.number
+        name = f"{type(word.verb).__name__} of {self.run.id}"
+        task = self._acting.parts.crew.start(self._serve(word.number, word.verb), name=name)
         if task is not None:
-            self._requests[request.number] = task
+            self._requests[word.number] = task
 
-    async def _serve(self, request: link.Request) -> None:
+    async def _serve(self, number: int, verb: Request[Any]) -> None:
         """Do what was asked for. The answer is sent in the step that has it, because a permit counts from then on."""
-        number = request.number
         try:
-            self.host.send(link.Answer(number, link.pack(await self._do(request))))
+            if isinstance(verb, StartProcess) and len(self._acting.processes) >= PROCESSES:
+                raise BadInput(f"this run asks about {PROCESSES} processes, the most there may be")
+            answer = HANDLERS[type(verb)](self._acting, verb.checked())
+            self.host.send(link.Answer(number, link.pack(await answer if asyncio.iscoroutine(answer) else answer)))
         except Stale as stale:
             self.host.send(link.Refusal(number, "Stale", str(stale)))
         except InterlockError as error:
@@ -420,121 +366,8 @@ class HostTurn:
         finally:
             self._requests.pop(number, None)
 
-    def _do(self, request: link.Request) -> Coroutine[Any, Any, Any]:
-        verbs = self._verbs
-        match request:
-            case link.Check(_, number):
-                return self._steered(number)
-            case link.Permit(_, _, call):
-                return verbs.permit(call)
-            case link.Ask(_, _, text, choices, seconds):
-                return self._ask(text, choices, seconds)
-            case link.Delegate() as asked:
-                return self._delegate(asked)
-            case link.TakeHold(_, number, name):
-                return self._hold(number, name)
-            case link.Spawn(_, number, order, argv, env):
-                given = {os.fsdecode(k): None if v is None else os.fsdecode(v) for k, v in env.items()}
-                named = tuple(os.fsdecode(part) for part in argv)
-                return self._spawn(
-                    number, msgspec.structs.replace(order, argv=named or order.argv, env=given or order.env)
-                )
-            case link.WaitProcess(_, _, handle):
-                return self._wait(handle)
-            case link.ReadLine(_, _, handle):
-                return self._line(handle)
-            case link.StopProcess(_, _, handle):
-                return self._stop(handle)
-            case link.ReadOutput(_, _, handle):
-                return self._output(handle)
-            case _:
-                return self._history()
-
-    async def _history(self) -> list[Entry]:
-        # One history at a time, since each may be the whole of a long session.
-        async with self._reading:
-            return await self._verbs.history()
-
-    async def _steered(self, number: int) -> link.SteeredTo:
-        # Steering has two steps in a host. Inline, the step that hands a message to the agent makes it part of the run.
-        # A message to a host may never arrive. So `Check` is answered with the offered messages, the host says `Took`
-        # in the step that hands them over, and that makes them part of the run. If the host dies or the run falls
-        # between the two, the messages are as if the agent had not asked.
-        offered = {run_id for ids in self._offered.values() for run_id in ids}
-        messages = tuple(message for message in self._verbs.offered() if message.run_id not in offered)
-        if messages:
-            self._offered[number] = tuple(message.run_id for message in messages)
-        return link.SteeredTo(messages)
-
-    async def _ask(self, text: str, choices: tuple[str, ...] | None, seconds: float | None) -> bool | str:
-        text_of(text, "the question", QUESTION_BYTES)
-        if choices is not None:
-            check_choices(choices)
-        return await self._verbs.ask(text, choices, seconds_of(seconds, "timeout", None))
-
-    async def _delegate(self, asked: link.Delegate) -> Any:
-        agent, seconds = name_of(asked.agent, "agent"), seconds_of(asked.deadline, "timeout", None)
-        announce = announce_of(asked.announce, detached=asked.detached)
-        return await self._verbs.delegate(agent, text_of(asked.text), seconds, asked.detached, announce)
-
-    async def _hold(self, number: int, name: str) -> Any:
-        held = await self._verbs.hold(name_of(name, "hold"))
-        self._holding[number] = name
-        return held
-
-    async def _spawn(self, number: int, order: SpawnOrder) -> link.Started:
-        if len(self._running) >= PROCESSES:
-            raise BadInput(f"this run asks about {PROCESSES} processes, the most there may be")
-        running = await self._verbs.spawn(check_order(order))
-        self._running[number] = running
-        self._verbs.crew.start(self._follow(number, running), name=f"process of {self.run.id}")
-        return link.Started(running.pid)
-
-    async def _follow(self, number: int, running: Running) -> None:
-        await running.exited()
-        self._tell_exit(number, running)
-
-    def _tell_exit(self, number: int, running: Running) -> None:
-        """Tell the host of an exit before anything that follows from it; a second `Exited` changes nothing."""
-        if not running.running and not self.done.is_set():
-            self.host.send(link.Exited(self.number, number, running.status, running.timed_out))
-
-    def _process(self, handle: int) -> Running:
-        if handle not in self._running:
-            raise BadInput(f"this run has no process {handle} to ask about")
-        return self._running[handle]
-
-    async def _wait(self, handle: int) -> Any:
-        running = self._process(handle)
-        finished = await running.wait()
-        self._tell_exit(handle, running)
-        return finished
-
-    async def _line(self, handle: int) -> bytes | None:
-        running = self._process(handle)
-        line = await running._process.line()
-        self._verbs.check(Effect.RESULT)
-        return line
-
-    async def _stop(self, handle: int) -> None:
-        running = self._process(handle)
-        await running.stop()
-        self._tell_exit(handle, running)
-
-    async def _output(self, handle: int) -> str:
-        async with self._reading:
-            return self._process(handle).output
-
-    def _cancel(self, number: int) -> None:
-        """Cancel a request that the agent no longer waits for; release the hold, or end the process, it just got."""
-        self._offered.pop(number, None)
-        task = self._requests.get(number)
-        if task is not None:
-            task.cancel()
-        elif (name := self._holding.pop(number, None)) is not None:
-            self._verbs.release(name)
-        elif (running := self._running.get(number)) is not None:
-            running.end()
+    def _exited(self, process: int, status: int | None, timed_out: bool) -> None:
+        self.host.send(link.Exited(self.number, process, status, timed_out))
 
     def lost(self, why: str, *, ours: bool = False) -> None:
         """Fail the turn: the host is gone, and its link was read to the end. `ours` says that control ended it."""
@@ -547,13 +380,4 @@ class HostTurn:
                 self.state = BodyState.KILLED
             self._disarm()
             Spawning.add(self.run, self.host.containment)
-            self._verbs.crew.start(self._gone(), name=f"end the host of {self.run.id}")
-
-
-def _json(text: Any) -> Any:
-    """Return the text, or raise BadInput if it is not JSON; its values are not built."""
-    try:
-        msgspec.json.decode(text, type=msgspec.Raw)
-    except (msgspec.DecodeError, RecursionError):
-        raise BadInput("arguments and results of tools are JSON") from None
-    return text
+            self._acting.parts.crew.start(self._gone(), name=f"end the host of {self.run.id}")

@@ -27,13 +27,13 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from interlock.agent.run import Agent
+from interlock.agent.tool import describe_error
 from interlock.core.errors import BadInput
 from interlock.hosts import host
 from interlock.processes import wire
 from interlock.processes.helper import Helper
 from interlock.processes.keeper import Keeper
-from interlock.runtime.run import Agent
-from interlock.runtime.tool import describe_error
 
 PRIMITIVES = (
     *("fork", "waitid", "waitpid", "kill", "killpg", "pidfd_open", "pidfd_send_signal", "listdir", "read", "write"),

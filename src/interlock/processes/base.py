@@ -16,24 +16,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
-from interlock.core.errors import InterlockError
+from interlock.agent.order import SpawnOrder
 from interlock.core.names import BodyState
 
 OUTPUT_BYTES = 1024 * 1024
 LINE_BYTES = 64 * 1024
-# The most arguments, or variables of the environment, of one process: more than any system takes.
-ARGUMENTS = 500_000
 ROOT = str(Path(__file__).resolve().parent.parent)  # the package's directory, for programs that load parts of it
 ENVIRONMENT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TERM", "TZ", "TMPDIR")
 """The variables of control's environment that a process gets by default."""
-
-
-class SpawnFailed(InterlockError, OSError):
-    """A process could not be started; nothing of it is left. `errno` is the system's own number."""
 
 
 class Grade(StrEnum):
@@ -72,30 +66,6 @@ class Confinement:
     agent_user: str | None = None
     # With agent_user: processes of different hosts, workers and runs cannot reach each other.
     apart: bool = True
-
-
-class SpawnOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """One process to be started. The values are plain, so that an order can come from another process."""
-
-    argv: Annotated[tuple[str, ...], msgspec.Meta(max_length=ARGUMENTS)]
-    cwd: str | None = None
-    env: Annotated[dict[str, str | None], msgspec.Meta(max_length=ARGUMENTS)] = {}
-    input: bytes | None = None
-    timeout: float | None = None
-    grace: float = 0.0
-    pty: bool = False
-    background: bool = False
-    detached: bool = False
-    name: str | None = None
-    streamed: bool = False  # the agent reads its lines as they come
-    # The process gets control's own descriptors 0, 1 and 2. Only `interlock run` sets this; an agent may not.
-    inherit: bool = False
-
-    @property
-    def alone(self) -> bool:
-        """True if the process can be ended by itself, and so has a keeper of its own."""
-        bound = self.timeout is not None or self.grace > 0 or self.name is not None
-        return bound or self.background or self.detached or self.streamed
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):

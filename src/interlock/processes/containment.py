@@ -30,9 +30,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from interlock.agent import notice
+from interlock.agent.order import SpawnFailed, SpawnOrder
 from interlock.core.names import BodyState
-from interlock.processes import kernel, notice, wire
-from interlock.processes.base import SpawnFailed, SpawnOrder
+from interlock.processes import kernel, wire
 from interlock.processes.output import Input, Output
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import msgspec
 
+from interlock.agent.order import SpawnFailed, SpawnOrder
 from interlock.processes import kernel
-from interlock.processes.base import UNSEEN, Confinement, Grade, Machine, SpawnFailed, SpawnOrder
+from interlock.processes.base import UNSEEN, Confinement, Grade, Machine
 from interlock.processes.local import LocalProcesses
 
 TRIAL_SECONDS = 10.0

@@ -37,9 +37,10 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from interlock.agent.order import SpawnFailed, SpawnOrder
 from interlock.core.errors import BadInput
 from interlock.processes import kernel, wire
-from interlock.processes.base import ROOT, Confinement, Grade, Machine, SpawnFailed, SpawnOrder, allowed
+from interlock.processes.base import ROOT, Confinement, Grade, Machine, allowed
 from interlock.processes.containment import ERRORS, LocalContainment, LocalProcess, Sender
 from interlock.processes.error_output import ErrorOutput
 from interlock.processes.tree import Tree

@@ -23,7 +23,8 @@ from typing import Any
 
 import msgspec
 
-from interlock.processes import notice, wire
+from interlock.agent import notice
+from interlock.processes import wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -30,9 +30,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from interlock.core.errors import BadInput, InterlockError
-from interlock.processes import notice, wire
-from interlock.processes.base import ROOT, SpawnFailed, SpawnOrder
+from interlock.agent import notice
+from interlock.agent.order import SpawnFailed, SpawnOrder
+from interlock.agent.tool import ToolFailed
+from interlock.core.errors import BadInput
+from interlock.processes import wire
+from interlock.processes.base import ROOT
 from interlock.processes.containment import ERRORS
 from interlock.processes.worker import ANSWER_BYTES
 
@@ -49,10 +52,6 @@ BARE = (
 
 READ_BYTES = 64 * 1024
 LOOKS = ("sys_path", "sys_argv", "orig_dir", "dir", "init_main_from_name", "init_main_from_path")
-
-
-class ToolFailed(InterlockError):
-    """A tool raised, in its worker, an error that is not one of Python's own; the text begins with the error's name."""
 
 
 def pack(function: Callable[..., Any], arguments: dict[str, Any], name: str) -> bytes:

@@ -15,13 +15,13 @@ from collections.abc import Collection
 
 import msgspec
 
+from interlock.agent.flag import Flag
 from interlock.core.answers import QuestionInfo
 from interlock.core.authority import Action
 from interlock.core.decision import Decision, QuestionRow
 from interlock.core.errors import BadInput, QuestionClosed, Refused, Unavailable, Unknown
 from interlock.core.events import Json, QuestionData
 from interlock.core.names import Effect, KnownPhase, Principal, QuestionId, QuestionState, SessionId
-from interlock.runtime.flag import Flag
 from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.live import LiveRun
 from interlock.runtime.outlet import Outlet

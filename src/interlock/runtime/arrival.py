@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from interlock.agent.flag import Flag
 from interlock.core.answers import Sent
 from interlock.core.errors import InterlockError
 from interlock.core.names import Announce, Principal, RunId, RunKind, Strategy
 from interlock.core.values import Order
-from interlock.runtime.flag import Flag
 
 if TYPE_CHECKING:
     from interlock.runtime.fall import Fall

@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 import anyio
 
+from interlock.agent.crew import Crew
+from interlock.agent.order import SpawnFailed
 from interlock.client.caller import Caller
 from interlock.client.client import Client
 from interlock.client.door import Answering, Asked, Sink
@@ -27,10 +29,9 @@ from interlock.core.names import LOCAL, Ending, Principal, QuestionId, RunId
 from interlock.core.outcome import Cause
 from interlock.core.values import name_of
 from interlock.core.verbs import Verb
-from interlock.processes.base import Processes, SpawnFailed
+from interlock.processes.base import Processes
 from interlock.runtime.approvals import Approvals, Policy
 from interlock.runtime.clock import Clock
-from interlock.runtime.crew import Crew
 from interlock.runtime.deadlines import Deadlines
 from interlock.runtime.doors import ControlDoor
 from interlock.runtime.driver import Driver

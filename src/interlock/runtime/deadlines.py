@@ -16,12 +16,13 @@
 import asyncio
 from collections.abc import Iterator
 
+from interlock.agent.bounds import SERVED
 from interlock.core.names import Ending, KnownPhase, LimitOf, RunKind
 from interlock.core.outcome import Cause, Limit
 from interlock.runtime.clock import Clock
 from interlock.runtime.ending import Endings
 from interlock.runtime.live import LiveRun
-from interlock.runtime.settings import SERVED, Settings
+from interlock.runtime.settings import Settings
 
 TIMED_OUT = Cause(ending=Ending.TIMED_OUT)
 

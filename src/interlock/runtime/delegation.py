@@ -16,8 +16,10 @@
 
 from typing import Protocol
 
+from interlock.agent.message import Child
+from interlock.agent.verbs import Delegate
 from interlock.core.errors import BadInput, Refused
-from interlock.core.names import Announce, Effect, Ending, KnownPhase, RunId, RunKind, Strategy
+from interlock.core.names import Effect, Ending, KnownPhase, RunId, RunKind, Strategy
 from interlock.core.outcome import Cause, Outcome
 from interlock.runtime.arrival import Arrival
 from interlock.runtime.clock import Clock
@@ -25,7 +27,6 @@ from interlock.runtime.ending import Endings
 from interlock.runtime.live import LiveRun, own_session
 from interlock.runtime.registry import Registry
 from interlock.runtime.settings import CHILDREN, DEPTH
-from interlock.runtime.ties import Child
 
 
 class Starter(Protocol):
@@ -54,11 +55,9 @@ class Delegation:
         self._endings = endings
         self._clock = clock
 
-    async def delegate(
-        self, parent: LiveRun, agent: str, text: str, deadline: float | None, detached: bool, announce: Announce | None
-    ) -> Child:
+    async def delegate(self, parent: LiveRun, verb: Delegate) -> Child:
         """Begin a child and, unless it is detached, wait for its ending."""
-        child = self._begin(parent, agent, text, deadline, detached, announce)
+        child, detached = self._begin(parent, verb), verb.detached
         with parent.limits.rest(self._clock.now, child, KnownPhase.CHILD):
             try:
                 await (child.admittance.acked if detached else child.ended).wait()
@@ -77,15 +76,13 @@ class Delegation:
             return Child(run_id=child.id, outcome=Outcome(run_id=child.id, ending=Ending.PENDING))
         return Child(run_id=child.id, outcome=outcome, text=outcome.text)
 
-    def _begin(
-        self, parent: LiveRun, agent: str, text: str, deadline: float | None, detached: bool, announce: Announce | None
-    ) -> LiveRun:
+    def _begin(self, parent: LiveRun, verb: Delegate) -> LiveRun:
         """Admit a child: fence, limits and registration in one synchronous step."""
         parent.fence.check(Effect.CHILD)
-        if agent not in self._names:
+        if verb.agent not in self._names:
             known = ", ".join(self._names) or "none"
-            raise BadInput(f"no agent {agent!r} to delegate to; open_control(agents=...) has {known}")
-        self._room(parent, detached)
+            raise BadInput(f"no agent {verb.agent!r} to delegate to; open_control(agents=...) has {known}")
+        self._room(parent, verb.detached)
         run_id = RunId(self._registry.new_id("r"))
         session = self._registry.session(own_session(run_id))
         # The id is new, so the store cannot have this session. Owner and rights are the parent's from the first step.
@@ -97,19 +94,19 @@ class Delegation:
             session,
             Arrival(
                 principal=parent.principal,
-                text=text,
+                text=verb.text,
                 kind=RunKind.CHILD,
                 method="delegate",
                 strategy=Strategy.INTERRUPT,
-                deadline=deadline,
+                deadline=verb.deadline,
                 admitted_at=self._clock.wall(),
                 # A late stop that spares the parent by the order of its channel spares the child too.
                 order=parent.arrival.order,
-                agent=agent,
-                announce=announce,
+                agent=verb.agent,
+                announce=verb.announce,
             ),
             parent=parent,
-            detached=detached,
+            detached=verb.detached,
         )
         return self._stage.begin(child)
 

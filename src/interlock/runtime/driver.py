@@ -6,11 +6,10 @@ So receipts, drains, holds and takeovers have one rule for both drivers.
 
 from typing import Protocol
 
+from interlock.agent.message import Message
 from interlock.core.answers import HostsInfo
 from interlock.core.names import ErrorKind
-from interlock.runtime.live import LiveRun
-from interlock.runtime.run import Message
-from interlock.runtime.verbs import Verbs
+from interlock.runtime.handlers import Acting
 
 # Errors in this phase are the model provider's.
 PROVIDER = "provider"
@@ -22,7 +21,7 @@ def kind_of(phase: str | None) -> ErrorKind:
 
 
 class AgentFailed(Exception):
-    """An agent in a host raised an error, which arrives as text."""
+    """An agent raised an error, which is told as text."""
 
     def __init__(self, text: str, kind: ErrorKind) -> None:
         super().__init__(text)
@@ -35,8 +34,6 @@ class Driver(Protocol):
 
     # Names of agents that a run may delegate to.
     names: tuple[str, ...]
-    # The driver's kind of verbs.
-    port: type[Verbs]
 
     @property
     def info(self) -> HostsInfo | None:
@@ -47,7 +44,7 @@ class Driver(Protocol):
         """Get ready to run agents, or raise what is wrong with the agent."""
         ...
 
-    async def drive(self, run: LiveRun, verbs: Verbs, message: Message) -> str | None:
+    async def drive(self, acting: Acting, message: Message) -> str | None:
         """Run a run's agent and return its reply; raise the agent's error, or AgentFailed."""
         ...
 

@@ -22,6 +22,8 @@ from collections.abc import Callable, Sequence
 import anyio
 import msgspec
 
+from interlock.agent.bodies import Body
+from interlock.agent.flag import Happening
 from interlock.core.decision import Decision, Verdict
 from interlock.core.events import Correction, ReceiptData
 from interlock.core.lifecycle import Move, may
@@ -30,12 +32,10 @@ from interlock.core.outcome import Cause
 from interlock.core.receipt import split
 from interlock.runtime.fall import Fall
 from interlock.runtime.fallen import was_dropped
-from interlock.runtime.flag import Happening
 from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.live import LiveRun, delegated
 from interlock.runtime.outlet import Outlet
 from interlock.runtime.session import Session
-from interlock.runtime.work import Body
 from interlock.stores.base import Expelled, StoreFailed, Ticket, commit_in_time
 
 log = logging.getLogger("interlock")

@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from interlock.agent.bodies import Body
+from interlock.agent.flag import Flag
 from interlock.core.decision import Decision, KeyRow, SessionRow, StopKey
 from interlock.core.events import ChildEnd, Ended, Tool
 from interlock.core.lifecycle import Move, may
@@ -55,15 +57,13 @@ from interlock.runtime.fallen import (
     with_children,
 )
 from interlock.runtime.feed import Feed
-from interlock.runtime.flag import Flag
 from interlock.runtime.live import LiveRun
 from interlock.runtime.registry import Registry
 from interlock.runtime.session import Session
 from interlock.runtime.settings import TOOLS_LISTED
-from interlock.runtime.work import Body
 
 if TYPE_CHECKING:
-    from interlock.runtime.spawning import Running
+    from interlock.runtime.spawning import Spawned
 
 log = logging.getLogger("interlock")
 
@@ -82,7 +82,7 @@ class Fall:
         self.runs: list[LiveRun] = []
         self._below: dict[LiveRun, list[LiveRun]] = {}  # of `runs`: children, by parent
         self.closed: dict[RunId, Closed] = {}
-        self.detached_ended: list[Running] = []  # detached processes that a stop of their session ended
+        self.detached_ended: list[Spawned] = []  # detached processes that a stop of their session ended
         self.resets: list[Session] = []  # sessions whose transcripts begin anew after this fall
         # The keys of runs that fell before their ack. They are stored with the endings, so that a sender who tries
         # again under the same key is told how the run ended.
@@ -200,7 +200,7 @@ class Fall:
         if run.ties.collection is not None and run.ties.collection.merging is not None:
             self.add(run.ties.collection.merging, settled)
 
-    def sweep(self, running: Sequence[Running], cause: Cause) -> None:
+    def sweep(self, running: Sequence[Spawned], cause: Cause) -> None:
         """End detached processes with this fall, in the same step."""
         self.cause = self.cause or cause
         for process in running:

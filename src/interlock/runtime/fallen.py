@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from interlock.agent.bodies import Body
 from interlock.core.decision import QuestionRow, ToolRow
 from interlock.core.names import BodyState, QuestionId, QuestionState
 from interlock.core.outcome import Outcome
@@ -19,10 +20,10 @@ from interlock.core.receipt import GRADES, FallenRun, FallenTool, Processes, Tot
 from interlock.processes.base import UNSEEN, Containment, Grade
 from interlock.runtime.live import LiveRun
 from interlock.runtime.settings import TOOLS_LISTED
-from interlock.runtime.work import Body, ToolCall
+from interlock.runtime.work import ToolCall
 
 if TYPE_CHECKING:
-    from interlock.runtime.spawning import Running
+    from interlock.runtime.spawning import Spawned
 
 NOTHING = Totals()
 
@@ -37,7 +38,7 @@ class Closed(msgspec.Struct, frozen=True, gc=False):
     decided: bool  # the inbox had decided on the message
 
 
-def fallen(run: LiveRun, outcome: Outcome, closed: Closed, swept: Collection[Running]) -> FallenRun:
+def fallen(run: LiveRun, outcome: Outcome, closed: Closed, swept: Collection[Spawned]) -> FallenRun:
     """Return a run that fell, with this outcome; `swept` are detached processes that its fall ended."""
     return FallenRun(
         id=run.id,
@@ -48,7 +49,7 @@ def fallen(run: LiveRun, outcome: Outcome, closed: Closed, swept: Collection[Run
     )
 
 
-def _totals_of(run: LiveRun, closed: Closed, swept: Collection[Running]) -> Totals:
+def _totals_of(run: LiveRun, closed: Closed, swept: Collection[Spawned]) -> Totals:
     held, processes = NOTHING, NOTHING.processes
     if run.work.processes is not None:
         holding = run.work.processes.containments

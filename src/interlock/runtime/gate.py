@@ -10,6 +10,8 @@
 
 from collections.abc import Sequence
 
+from interlock.agent.bounds import OPEN_CALLS
+from interlock.agent.verbs import Wanted
 from interlock.core.decision import Decision, ToolRow, Writer
 from interlock.core.errors import BadInput, Denied, Refused, Unavailable
 from interlock.core.events import Json, Tool
@@ -18,7 +20,7 @@ from interlock.core.projection import tool_words
 from interlock.runtime.approvals import Approvals, Policy
 from interlock.runtime.live import LiveRun
 from interlock.runtime.outlet import Outlet
-from interlock.runtime.settings import OPEN_CALLS, Settings
+from interlock.runtime.settings import Settings
 from interlock.runtime.work import ToolCall
 from interlock.stores.base import Store, commit_in_time
 
@@ -36,18 +38,14 @@ class Gate:
         self._store = store
         self._settings = settings
 
-    def record(self, wanted: Sequence[tuple[str, Json, bool]]) -> list[ToolCall]:
+    def record(self, wanted: Sequence[Wanted]) -> None:
         """Record calls that the agent is about to make; from here on each of them gets a result, whatever happens."""
         run = self._run
         self._outlet.close_block(Effect.TOOL)
         if len(run.work.calls or ()) + len(wanted) > OPEN_CALLS:
             raise Refused(f"this run would have more than {OPEN_CALLS} tool calls open; wait for some to end")
-        calls = []
-        for name, arguments, asks in wanted:
-            call = run.work.record(run.id, name, arguments, asks=asks)
-            calls.append(call)
-            self._tell(Effect.TOOL, call, arguments=arguments)
-        return calls
+        for each in wanted:
+            self._tell(Effect.TOOL, run.work.record(run.id, each), arguments=each.arguments)
 
     async def permit(self, call: ToolCall) -> None:
         """Permit a recorded call, or raise: Stale if the run fell, Denied, Unavailable if its start is not stored."""

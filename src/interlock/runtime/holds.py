@@ -11,23 +11,14 @@
 
 from __future__ import annotations
 
-import msgspec
-
+from interlock.agent.flag import Flag
+from interlock.agent.message import Hold
 from interlock.core.errors import Refused
 from interlock.core.names import RunId
-from interlock.runtime.flag import Flag
 from interlock.runtime.live import LiveRun
 from interlock.runtime.numbers import Numbers
 from interlock.runtime.settings import HOLD_WAITERS, HOLDS
 from interlock.runtime.work import Work
-
-
-class Hold(msgspec.Struct, frozen=True, kw_only=True):
-    """A hold as its holder sees it. `unconfirmed` names a previous holder that was not seen to be drained."""
-
-    name: str
-    token: int
-    unconfirmed: RunId | None = None
 
 
 class Place:

@@ -25,6 +25,7 @@ from collections import deque
 
 import msgspec
 
+from interlock.agent.flag import Flag
 from interlock.core.answers import Sent
 from interlock.core.decision import Decision, KeyRow
 from interlock.core.errors import InterlockError, KeyConflict, QueueFull, Refused, Rejected, Unavailable, UnknownSession
@@ -36,7 +37,6 @@ from interlock.runtime.collecting import Collecting
 from interlock.runtime.deadlines import Deadlines
 from interlock.runtime.ending import Endings, earlier
 from interlock.runtime.fall import Fall, seat_next
-from interlock.runtime.flag import Flag
 from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.live import LiveRun, delegated, own_session
 from interlock.runtime.outlet import Outlet

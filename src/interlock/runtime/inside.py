@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from interlock.agent.crew import Crew
 from interlock.core.authority import Authority
 from interlock.runtime.clock import Clock
-from interlock.runtime.crew import Crew
 from interlock.runtime.guards import Guards
 from interlock.runtime.registry import Registry
 from interlock.runtime.settings import Settings

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from interlock.agent.flag import Flag
 from interlock.core.decision import KeyRow, RunRow
 from interlock.core.events import ChildData
 from interlock.core.fence import Fence
@@ -18,7 +19,6 @@ from interlock.core.lifecycle import Move, State, advance, may
 from interlock.core.names import KnownPhase, Principal, RunId, SessionId
 from interlock.core.outcome import Outcome
 from interlock.runtime.arrival import Admittance, Arrival
-from interlock.runtime.flag import Flag
 from interlock.runtime.limits import Limits
 from interlock.runtime.ties import Ties
 from interlock.runtime.work import Work
@@ -70,7 +70,7 @@ class LiveRun:
     """A run that is not yet both durable and drained."""
 
     __slots__ = (
-        "admittance", "arrival", "blamed", "end_published", "ended", "fall", "fence", "generation", "id", "limits",
+        "admittance", "arrival", "end_published", "ended", "fall", "fence", "generation", "id", "limits",
         "message_published", "outcome", "phase", "reply", "seated_or_over", "session", "started_at", "state", "ties",
         "withheld", "work",
     )  # fmt: skip
@@ -97,8 +97,6 @@ class LiveRun:
         self.started_at: float | None = None
         self.reply = Reply()
         self.phase: str | None = None
-        # The innermost phase that an error came from, with the error.
-        self.blamed: tuple[str, BaseException] | None = None
         # True if the run ended before its session had an owner; its text is then shown to nobody.
         self.withheld = False
         # The `message` event, and the terminal event, are published.

@@ -29,7 +29,7 @@ from interlock.runtime.guards import Guard, cut_short
 from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.listing import as_tree, info_of, info_of_row
 from interlock.runtime.live import LiveRun
-from interlock.runtime.spawning import Running
+from interlock.runtime.spawning import Spawned
 from interlock.runtime.stopping import Stopping
 from interlock.stores.base import READ_SECONDS, read
 
@@ -145,7 +145,7 @@ class Looking(Inner):
     async def processes(self, asked: verbs.Processes, by: Principal) -> list[ProcessInfo]:
         """List live processes of runs the caller may see, and detached ones the caller may stop."""
         wanted = None if asked.session is None else SessionId(name_of(asked.session, "session"))
-        found: dict[Running, None] = {}
+        found: dict[Spawned, None] = {}
         for run in self._registry.runs.values():
             if run.work.processes is not None and wanted in (None, run.ties.home.id) and self._sight.may_see(by, run):
                 found.update(run.work.processes.running)

@@ -9,12 +9,13 @@
 
 Were the test of the fence and the publication two steps, a stop could be acknowledged between them, and a delta, a
 typing sign or a tool result of the old run would follow the ack (races 10, 11, 34 and 37). Were there a second way out,
-an event could follow the terminal event (race 100). `tell_again` is the one exception: with it, recovery publishes the
-end of a run that is only in the store.
+an event could follow the terminal event (race 100). A run that is only in the store has no fence any more: recovery
+publishes its end with `seal_stored`.
 """
 
 from collections.abc import Iterable
 
+from interlock.agent.bounds import REPLY_BYTES
 from interlock.core.decision import RunRow
 from interlock.core.errors import BadInput
 from interlock.core.events import Block, Data, Delta, Ended, MessageData
@@ -22,17 +23,6 @@ from interlock.core.names import REPORTS, Effect, RunId
 from interlock.core.values import need_utf8
 from interlock.runtime.feed import Feed
 from interlock.runtime.live import LiveRun
-from interlock.runtime.settings import REPLY_BYTES
-
-
-def tell_again(feed: Feed, row: RunRow, terminal: Ended, *, said: bool, blocks: Iterable[str]) -> None:
-    """Publish the end of a run that an earlier start decided and did not publish, as `Outlet.seal` would have done."""
-    if not said:
-        child = RunId(row.key) if row.kind in REPORTS and row.key is not None else None
-        feed.publish(row.session, row, MessageData(text=row.text, by=row.principal, child=child))
-    for text in blocks:
-        feed.publish(row.session, row, Block(text=text))
-    feed.publish(row.session, row, terminal)
 
 
 class Outlet:
@@ -118,6 +108,16 @@ class Outlet:
         for text in closing:
             self._publish(Block(text=text))
         self._publish(terminal)
+
+    @staticmethod
+    def seal_stored(feed: Feed, row: RunRow, terminal: Ended, *, said: bool, closing: Iterable[str]) -> None:
+        """Publish the end of a run that is only in the store, as `seal` would have done before the crash."""
+        if not said:
+            child = RunId(row.key) if row.kind in REPORTS and row.key is not None else None
+            feed.publish(row.session, row, MessageData(text=row.text, by=row.principal, child=child))
+        for text in closing:
+            feed.publish(row.session, row, Block(text=text))
+        feed.publish(row.session, row, terminal)
 
     def _publish(self, data: Data) -> None:
         self._feed.publish(self._run.session.id, self._run, data, self._run.fence)

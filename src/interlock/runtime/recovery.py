@@ -21,6 +21,7 @@ from collections import deque
 from itertools import groupby
 from operator import attrgetter
 
+from interlock.agent.flag import Flag
 from interlock.core.errors import Unavailable
 from interlock.core.names import Ending, RunId, SessionId
 from interlock.core.outcome import Cause
@@ -28,7 +29,6 @@ from interlock.core.receipt import Receipt
 from interlock.processes.base import Processes
 from interlock.runtime.ending import Endings
 from interlock.runtime.fall import seat_next
-from interlock.runtime.flag import Flag
 from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.live import RUN_SESSION
 from interlock.runtime.reporting import Reporting

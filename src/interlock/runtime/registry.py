@@ -18,13 +18,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from interlock.agent.flag import Flag
 from interlock.core.authority import NOBODYS, Whose
 from interlock.core.decision import SessionRow, StopKey, StopMark, Tombstone, with_mark
 from interlock.core.fence import StoredGenerations
 from interlock.core.lifecycle import Move
 from interlock.core.names import Ending, Principal, QuestionId, ReceiptId, RunId, SessionId
 from interlock.core.values import Order
-from interlock.runtime.flag import Flag
 from interlock.runtime.holds import Holds
 from interlock.runtime.live import LiveRun
 from interlock.runtime.numbers import Count, Numbers, Positions

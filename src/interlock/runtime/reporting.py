@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from interlock.agent.message import Child
 from interlock.core.decision import RunRow
 from interlock.core.names import Announce, Ending, RunId, RunKind
 from interlock.core.outcome import Cause, Outcome
@@ -31,7 +32,6 @@ from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.live import RUN_SESSION, LiveRun
 from interlock.runtime.outlet import Outlet
 from interlock.runtime.session import Session
-from interlock.runtime.ties import Child
 
 
 class Carrier(Protocol):

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+from interlock.agent.message import Child
 from interlock.core.answers import Sent
 from interlock.core.decision import RunRow
 from interlock.core.events import Json, Tool
@@ -27,7 +28,7 @@ from interlock.runtime.retelling import Retelling, Tree, introduced
 from interlock.runtime.session import Session
 from interlock.runtime.settings import CRASHES
 from interlock.runtime.stage import Stage
-from interlock.runtime.ties import Child, Collection
+from interlock.runtime.ties import Collection
 from interlock.runtime.work import Question, ToolCall
 from interlock.stores.base import read
 

@@ -34,7 +34,7 @@ from interlock.runtime.fall import without_result
 from interlock.runtime.feed import whole_log
 from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.live import LiveRun
-from interlock.runtime.outlet import tell_again
+from interlock.runtime.outlet import Outlet
 from interlock.runtime.session import Session
 from interlock.stores.base import Ticket, read
 
@@ -112,7 +112,7 @@ class Retelling(Inner):
             children=tuple(await self._children(row, story)),
         )
         said, blocks = introduced(story) or row.started, _unsaid(row.outcome, story)
-        tell_again(self._feed, row, ended, said=said, blocks=blocks)
+        Outlet.seal_stored(self._feed, row, ended, said=said, closing=blocks)
         receipt = await read(self._store.receipt(row.id))
         # A receipt that is still pending is published when `complete_receipts` completes it.
         if receipt is not None and receipt.drain is not Drain.PENDING:

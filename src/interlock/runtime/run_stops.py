@@ -34,7 +34,7 @@ from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.live import LiveRun
 from interlock.runtime.registry import StopCall
 from interlock.runtime.session import Session
-from interlock.runtime.spawning import Running
+from interlock.runtime.spawning import Spawned
 from interlock.stores.base import Ticket
 
 T = TypeVar("T")
@@ -92,7 +92,7 @@ class RunStops(Inner):
         targets: list[LiveRun],
         call: StopCall,
         *,
-        processes: Sequence[Running] = (),
+        processes: Sequence[Spawned] = (),
         resets: bool = False,
     ) -> Fall | None:
         """Let runs and detached processes fall together, in one step; None if there is nothing to end."""

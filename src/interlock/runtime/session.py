@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from interlock.agent.flag import Flag
 from interlock.core.authority import NOBODYS, Whose
 from interlock.core.names import May, Principal, RunId, RunKind, SessionId, Strategy
 from interlock.core.outcome import Outcome
-from interlock.runtime.flag import Flag
 from interlock.runtime.settings import CRASHES
 
 if TYPE_CHECKING:

@@ -5,20 +5,12 @@ from dataclasses import dataclass, field
 
 from interlock.core.names import Strategy
 
-SERVED = ""  # in `agent_deadlines`: the agent that control serves
 ARRIVALS = 10_000  # undecided messages per session
 FALLS = 20_000  # falls that are not yet durable and drained
-REPLY_BYTES = 4 * 1024 * 1024  # text per run
-VALUE_BYTES = 8 * 1024 * 1024  # JSON of one tool call's arguments, or of its result
-INPUT_BYTES = 8 * 1024 * 1024  # input per process
 TOOLS_LISTED = 100  # tool calls in one receipt
-REFUSALS = 100  # refused effects of a fallen body; after these it is not resumed
 DEPTH = 8  # generations of children below a run
 CHILDREN = 100  # live runs per tree, and detached children per session
 QUESTIONS = 1_000  # per run
-QUESTION_BYTES = 64 * 1024
-OPEN_CALLS = 1_000  # tool calls without a result, per run; a fall closes them all in one step
-PROGRESS_CHARACTERS = 4_096  # of a progress text or a phase; the rest is left out
 HOLDS = 100  # holds that one run has or waits for
 HOLD_WAITERS = 100_000  # runs that wait for one hold
 COLLECTED = 100  # messages in one collected turn

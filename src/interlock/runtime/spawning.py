@@ -18,18 +18,17 @@
 import asyncio
 import errno
 import shlex
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from typing import Any
 
 import anyio
-import msgspec
 
+from interlock.agent.flag import Flag, Happening
+from interlock.agent.order import Finished, SpawnFailed, SpawnOrder
 from interlock.core.answers import ProcessInfo
-from interlock.core.errors import BadInput
 from interlock.core.events import ProcessData
 from interlock.core.names import Effect, Principal, ProcessState
-from interlock.processes.base import Containment, Process, Processes, SpawnFailed, SpawnOrder, Worker
-from interlock.runtime.flag import Flag, Happening
+from interlock.processes.base import Containment, Process, Processes, Worker
 from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.live import LiveRun
 from interlock.runtime.outlet import Outlet
@@ -41,29 +40,8 @@ LIVE_CHARACTERS = 2_000  # of a live process's output, in a list
 EXIT_CHARACTERS = 1_000  # of its output, in the event of its exit
 
 
-class Finished(msgspec.Struct, frozen=True, kw_only=True):
-    """How a process ended. A negative status is the signal that ended it, as everywhere in Python."""
-
-    status: int
-    # The beginning and the end of the output. If bytes are missing, a line between the two says how many.
-    data: bytes = b""
-    # Bytes of output that were not kept.
-    left_out: int = 0
-    timed_out: bool = False
-
-    @property
-    def ok(self) -> bool:
-        """True if the process exited with 0."""
-        return self.status == 0
-
-    @property
-    def output(self) -> str:
-        """Output and error output, as text."""
-        return self.data.decode("utf-8", "replace")
-
-
-class Running:
-    """A process of a run: wait for it, read its lines, end it."""
+class Spawned:
+    """A process of a run, on control's side."""
 
     def __init__(self, run: LiveRun, process: Process, containment: Containment, order: SpawnOrder, at: float) -> None:
         self._run = run
@@ -77,6 +55,8 @@ class Running:
         self.drain_seconds = 0.0
         # Set when the exit is published, or the run has fallen and it never will be.
         self.told = Flag()
+        # Tells the agent's side of the exit: the status, and whether the timeout passed.
+        self.on_exit: Callable[[int | None, bool], None] | None = None
 
     @property
     def pid(self) -> int | None:
@@ -102,6 +82,11 @@ class Running:
     def output(self) -> str:
         """The output so far, bounded."""
         return self._data()[0].decode("utf-8", "replace")
+
+    @property
+    def lost(self) -> bool:
+        """True if the process ended with its containment, before its exit was seen."""
+        return self._process.lost
 
     @property
     def principal(self) -> Principal:
@@ -141,15 +126,15 @@ class Running:
         status = self._process.status
         return Finished(status=-9 if status is None else status, data=data, left_out=left_out, timed_out=self.timed_out)
 
-    def __aiter__(self) -> AsyncIterator[str]:
-        if not self.order.streamed:
-            raise BadInput("lines are read in a block: `async with run.spawn(...) as process`")
-        return self._lines()
+    async def line(self) -> bytes | None:
+        """Return the next line of the output, None at the end."""
+        return await self._process.line()
 
-    async def _lines(self) -> AsyncIterator[str]:
-        while (line := await self._process.line()) is not None:
-            self._run.fence.check(Effect.RESULT)
-            yield line.decode("utf-8", "replace")
+    def tell_exit(self) -> None:
+        """Tell the agent's side of an exit, once, before anything that follows from it."""
+        if not self.running and self.on_exit is not None:
+            on_exit, self.on_exit = self.on_exit, None
+            on_exit(self.status, self.timed_out)
 
     async def stop(self) -> None:
         """End the process with all it started, and wait until that was seen."""
@@ -197,7 +182,7 @@ class Spawning(Inner):
         super().__init__(inside)
         self._processes = processes
 
-    async def spawn(self, run: LiveRun, outlet: Outlet, order: SpawnOrder) -> Running:
+    async def spawn(self, run: LiveRun, outlet: Outlet, order: SpawnOrder) -> Spawned:
         """Start a process; return when it runs."""
         run.fence.check(Effect.SPAWN)
         beside = await self.behind(run)
@@ -209,7 +194,7 @@ class Spawning(Inner):
         await running.started()
         return running
 
-    def _start(self, run: LiveRun, outlet: Outlet, order: SpawnOrder, beside: tuple[str, ...]) -> Running:
+    def _start(self, run: LiveRun, outlet: Outlet, order: SpawnOrder, beside: tuple[str, ...]) -> Spawned:
         """Read the fence, send the request and register the process, in one synchronous step.
 
         Every registration that the fall needs to find the process is made here. After an await between fence and
@@ -227,7 +212,7 @@ class Spawning(Inner):
             if order.alone:
                 containment.cut()
             raise
-        running = Running(run, process, containment, order, self._clock.wall())
+        running = Spawned(run, process, containment, order, self._clock.wall())
         running.drain_seconds = self._settings.drain_seconds
         kept.running[running] = None
         if order.name is not None:
@@ -265,7 +250,7 @@ class Spawning(Inner):
             kept.containments = [other for other in kept.containments if not other.done.is_set()]
         kept.containments.append(containment)
 
-    async def _follow(self, run: LiveRun, outlet: Outlet, running: Running, process: Process) -> None:
+    async def _follow(self, run: LiveRun, outlet: Outlet, running: Spawned, process: Process) -> None:
         """Follow a process until its containment is empty; publish its exit if its run has not fallen."""
         order, exited = running.order, process.exited
         try:
@@ -275,6 +260,7 @@ class Spawning(Inner):
                 running.timed_out = True
                 running.end()
                 await exited.wait()
+            running.tell_exit()
             if not run.fallen:
                 state = ProcessState.FAILED if process.pid is None else ProcessState.EXITED
                 outlet.emit(Effect.SPAWN, _told(order, process, state, ()))
@@ -284,7 +270,7 @@ class Spawning(Inner):
             await running.containment.done.wait()
         self._forget(run, running)
 
-    def _forget(self, run: LiveRun, running: Running) -> None:
+    def _forget(self, run: LiveRun, running: Spawned) -> None:
         kept_of(run.work).running.pop(running, None)
         keeping, name = run.ties.home if running.order.detached else run.work, running.name
         if name is not None and kept_of(keeping).named.get(name) is running:
@@ -345,7 +331,7 @@ def kept_of(keeping: Work | Session) -> ProcessTable:
     return keeping.processes
 
 
-def _named(run: LiveRun, order: SpawnOrder) -> Running | None:
+def _named(run: LiveRun, order: SpawnOrder) -> Spawned | None:
     if order.name is None:
         return None
     first = kept_of(run.ties.home if order.detached else run.work).named.get(order.name)

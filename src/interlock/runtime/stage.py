@@ -16,6 +16,9 @@ import asyncio
 
 import anyio
 
+from interlock.agent.bodies import Dropped
+from interlock.agent.message import Message, Part
+from interlock.agent.tool import describe_error
 from interlock.core.decision import Decision
 from interlock.core.errors import BadInput, Unavailable
 from interlock.core.events import Started
@@ -28,15 +31,12 @@ from interlock.runtime.delegation import Delegation
 from interlock.runtime.driver import AgentFailed, Driver, kind_of
 from interlock.runtime.ending import Endings
 from interlock.runtime.gate import Gate
+from interlock.runtime.handlers import Acting, Parts
 from interlock.runtime.inbox import Inbox, endings_told
-from interlock.runtime.inline import Dropped
 from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.live import LiveRun
 from interlock.runtime.outlet import Outlet
-from interlock.runtime.run import Message, Part
 from interlock.runtime.spawning import Spawning
-from interlock.runtime.tool import describe_error
-from interlock.runtime.verbs import Verbs
 from interlock.stores.base import Unsure, commit_in_time
 
 
@@ -62,9 +62,14 @@ class Stage(Inner):
         self._inbox = inbox
         self._endings = endings
         self._deadlines = deadlines
-        self._spawning = spawning
-        self._delegation = Delegation(
-            inside.registry, stage=self, names=driver.names, endings=endings, clock=inside.clock
+        self._parts = Parts(
+            approvals=approvals,
+            delegation=Delegation(inside.registry, stage=self, names=driver.names, endings=endings, clock=inside.clock),
+            steering=inbox.steering,
+            holds=inside.registry.holds,
+            spawning=spawning,
+            crew=inside.crew,
+            log=inside.feed.log,
         )
 
     def begin(self, run: LiveRun) -> LiveRun:
@@ -152,7 +157,8 @@ class Stage(Inner):
         outlet.emit(Effect.PHASE, Started())
         try:
             self._need_agent(run)
-            text = await self._driver.drive(run, self._verbs(run, outlet), _message(run))
+            gate = Gate(run, outlet, self._store, self._settings, self._approvals, self._policy)
+            text = await self._driver.drive(Acting(run, outlet, gate, self._parts), _message(run))
             outlet.measure(text or "")
         except BaseException as error:
             self._failed(run, error)
@@ -167,21 +173,6 @@ class Stage(Inner):
         if run.arrival.agent is not None and run.arrival.agent not in self._driver.names:
             raise BadInput(f"agent {run.arrival.agent!r} is not served any more; open_control(agents=...) names them")
 
-    def _verbs(self, run: LiveRun, outlet: Outlet) -> Verbs:
-        gate = Gate(run, outlet, self._store, self._settings, self._approvals, self._policy)
-        return self._driver.port(
-            run,
-            outlet=outlet,
-            gate=gate,
-            approvals=self._approvals,
-            delegation=self._delegation,
-            inbox=self._inbox,
-            holds=self._registry.holds,
-            log=self._feed.log,
-            crew=self._crew,
-            spawning=self._spawning,
-        )
-
     def _failed(self, run: LiveRun, error: BaseException) -> None:
         """Settle a run whose agent raised; if the run had fallen, change nothing."""
         if run.fallen or isinstance(error, Dropped):
@@ -192,9 +183,7 @@ class Stage(Inner):
         if isinstance(error, AgentFailed):
             self._endings.end(run, _failed(error.text, error.kind))
             return
-        phase = run.blamed[0] if run.blamed is not None and run.blamed[1] is error else run.phase
-        run.blamed = None
-        self._endings.end(run, _failed(describe_error(error), kind_of(phase)))
+        self._endings.end(run, _failed(describe_error(error), kind_of(run.phase)))
 
 
 def _message(run: LiveRun) -> Message:

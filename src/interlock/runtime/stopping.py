@@ -27,7 +27,7 @@ from interlock.runtime.live import LiveRun
 from interlock.runtime.registry import StopCall
 from interlock.runtime.run_stops import Receiving, RunStops, is_stopped
 from interlock.runtime.session import Session
-from interlock.runtime.spawning import Running, command_of
+from interlock.runtime.spawning import Spawned, command_of
 from interlock.stores.base import Ticket
 
 
@@ -226,7 +226,7 @@ class Stopping(RunStops):
         durable = durable and (kept is None or await self.soon(kept, until) is not None)
         return nothing(session=session_id, by=by, now=now, already=already, durable=durable)
 
-    def detached(self, session: Session, by: Principal) -> list[Running]:
+    def detached(self, session: Session, by: Principal) -> list[Spawned]:
         """Return the detached processes of a session that the caller may end."""
         whose, running = session.whose, session.processes.running if session.processes is not None else ()
         return [each for each in running if self._authority.may(Action.STOP, by, whose=whose, principal=each.principal)]

@@ -12,6 +12,7 @@ from functools import partial
 
 import msgspec
 
+from interlock.agent.flag import Flag
 from interlock.client.door import Answering
 from interlock.core.decision import Decision, StopKey
 from interlock.core.errors import BadInput, KeyConflict, UnknownSession
@@ -19,7 +20,6 @@ from interlock.core.names import Ending, Principal, ReceiptId, RunId, SessionId
 from interlock.core.receipt import Receipt, nothing
 from interlock.core.values import name_of, order_of
 from interlock.core.verbs import Reset, Stop, StopAll
-from interlock.runtime.flag import Flag
 from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.registry import StopCall
 from interlock.runtime.run_stops import Receiving

@@ -9,24 +9,14 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from interlock.agent.message import Child
 from interlock.core.names import RunId
-from interlock.core.outcome import Outcome
 
 if TYPE_CHECKING:
     from interlock.runtime.fall import Fall
     from interlock.runtime.live import LiveRun
     from interlock.runtime.session import Session
     from interlock.stores.base import Ticket
-
-
-class Child(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The result of delegated work. For a detached child `outcome` is `pending`: it goes on by itself."""
-
-    run_id: RunId
-    outcome: Outcome
-    text: str = ""
 
 
 class Collection:

@@ -10,61 +10,40 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from interlock.agent.bodies import Body
+from interlock.agent.bounds import REFUSALS
+from interlock.agent.flag import Flag
+from interlock.agent.verbs import Wanted
 from interlock.core.decision import QuestionRow
 from interlock.core.events import Json
 from interlock.core.names import BodyState, CallId, Principal, QuestionId, QuestionState, RunId, ToolState
-from interlock.runtime.flag import Flag, Happening
-from interlock.runtime.settings import REFUSALS, TOOLS_LISTED
+from interlock.runtime.settings import TOOLS_LISTED
 
 if TYPE_CHECKING:
+    from interlock.agent.notice import Notice
     from interlock.processes.base import Containment, Grade, Worker
-    from interlock.processes.notice import Notice
     from interlock.runtime.holds import Holds, Place
     from interlock.runtime.live import LiveRun
-    from interlock.runtime.spawning import Running
+    from interlock.runtime.spawning import Spawned
 
 log = logging.getLogger("interlock")
-
-
-class Body(Protocol):
-    """Code of a run that is being executed: the agent's own, or a tool's. None of these methods waits."""
-
-    name: str
-    # Seconds that the tool asked for to clean up.
-    grace: float
-    state: BodyState
-
-    @property
-    def done(self) -> Happening:
-        """Set when the code is over."""
-        ...
-
-    def cut(self) -> None:
-        """Ask the code to end: one cancel, so that it may clean up."""
-        ...
-
-    def drop(self) -> None:
-        """Never resume the code."""
-        ...
-
-    def abandon(self) -> None:
-        """Stop waiting for the code. It may still run, fenced, and the receipt names it."""
-        ...
 
 
 class ToolCall:
     """A tool call of a live run."""
 
-    __slots__ = ("arguments", "asks", "id", "name", "question", "state")
+    __slots__ = ("arguments", "asks", "grace", "id", "name", "question", "state")
 
-    def __init__(self, call_id: CallId, name: str, arguments: Json, *, asks: bool = False) -> None:
+    def __init__(self, call_id: CallId, name: str, arguments: Json, *, asks: bool = False, grace: float = 0.0) -> None:
         self.id = call_id
         self.name = name
         self.arguments = arguments
         # The tool is marked with approval="ask".
         self.asks = asks
+        # Seconds that the tool asked for to clean up.
+        self.grace = grace
         self.question: Question | None = None
         self.state = ToolState.PENDING
 
@@ -139,8 +118,8 @@ class ProcessTable:
         self.grade: Grade | None = None
         # The containment of processes that have none of their own.
         self.shared: Containment | None = None
-        self.running: dict[Running, None] = {}
-        self.named: dict[str, Running] = {}
+        self.running: dict[Spawned, None] = {}
+        self.named: dict[str, Spawned] = {}
         # Idle workers.
         self.workers: list[Worker] = []
         # Containments of earlier runs; the first process of this run waits for them.
@@ -168,6 +147,7 @@ class Work:
         # Open tool calls.
         self.calls: dict[CallId, ToolCall] | None = None
         self.finished: deque[ToolCall] | None = None
+        # The highest number of a call; the agent's side gives the numbers.
         self.calls_made = 0
         # Names of tools whose bodies began, also those of ended children.
         self.begun: dict[str, None] | None = None
@@ -183,18 +163,14 @@ class Work:
 
     # Calls
 
-    def record(self, run_id: RunId, name: str, arguments: Json, *, asks: bool) -> ToolCall:
+    def record(self, run_id: RunId, wanted: Wanted) -> ToolCall:
         """Record a call that the agent is about to make."""
-        self.calls_made += 1
-        call = ToolCall(CallId(f"{run_id}.{self.calls_made}"), name, arguments, asks=asks)
+        call_id = CallId(f"{run_id}.{wanted.number}")
+        call = ToolCall(call_id, wanted.name, wanted.arguments, asks=wanted.asks, grace=wanted.grace)
         if self.calls is None:
             self.calls = {}
-        self.calls[call.id] = call
+        self.calls[call_id], self.calls_made = call, wanted.number
         return call
-
-    def count_calls(self, made: int) -> None:
-        """Count the calls that a host has numbered, refused ones too."""
-        self.calls_made = made
 
     def begin(self, call: ToolCall) -> None:
         """Note that the body of a call begins."""

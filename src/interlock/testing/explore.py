@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from interlock.agent.message import Message
+from interlock.agent.run import Agent, Run
 from interlock.app import open_control
 from interlock.core.errors import Unknown
 from interlock.core.names import RunId, SessionId
 from interlock.runtime.driver import Driver
-from interlock.runtime.run import Agent, Message, Run
 from interlock.runtime.settings import Settings
 from interlock.stores.memory import MemoryStore
 from interlock.testing.hostile import HELPER, Kit

@@ -9,11 +9,11 @@ import zlib
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any
 
+from interlock.agent.message import Child, Message
+from interlock.agent.run import Run
+from interlock.agent.tool import tool
 from interlock.core.errors import InterlockError, Refused, Stale
 from interlock.runtime.control import Control
-from interlock.runtime.run import Message, Run
-from interlock.runtime.ties import Child
-from interlock.runtime.tool import tool
 from interlock.testing.oracle import Oracle
 
 HELPER = "helper"  # the name by which runs delegate to the kit's agent

@@ -19,6 +19,8 @@ import contextlib
 from contextlib import aclosing
 from typing import Any
 
+from interlock.agent.bodies import DROPPED
+from interlock.agent.message import Child
 from interlock.client.door import Sink
 from interlock.core.answers import Sent
 from interlock.core.decision import Decision
@@ -52,8 +54,6 @@ from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 from interlock.core.takeover import ANNOUNCED
 from interlock.runtime.control import Control
-from interlock.runtime.inline import DROPPED
-from interlock.runtime.ties import Child
 from interlock.stores.base import Buried, Taken, Ticket
 from interlock.stores.memory import MemoryStore
 from interlock.testing.rights import EVERYWHERE, READ, Act, Deed, Rights

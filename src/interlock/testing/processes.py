@@ -15,8 +15,9 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from interlock.agent.order import SpawnFailed, SpawnOrder
 from interlock.core.names import BodyState, RunId
-from interlock.processes.base import Grade, Machine, SpawnFailed, SpawnOrder
+from interlock.processes.base import Grade, Machine
 from interlock.testing.oracle import Oracle
 
 READY_SECONDS = (0.0, 0.0, 1e-4, 0.003)

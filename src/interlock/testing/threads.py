@@ -6,8 +6,8 @@ from random import Random
 from threading import Thread
 from typing import Any
 
-from interlock.runtime.inline import ThreadBody
-from interlock.runtime.pools import Nameless
+from interlock.agent.bodies import ThreadBody
+from interlock.agent.pools import Nameless
 
 DELAYS_SECONDS = (0.0, 0.001, 0.05, 3.0, 30.0)
 

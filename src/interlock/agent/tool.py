@@ -7,11 +7,11 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
-from interlock.core.errors import BadInput
+from interlock.agent.bounds import VALUE_BYTES
+from interlock.core.errors import BadInput, InterlockError
 from interlock.core.events import Json
 from interlock.core.names import ToolState
 from interlock.core.values import name_of, number_of
-from interlock.runtime.settings import VALUE_BYTES
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "__interlock_tool__"
@@ -25,6 +25,10 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
     grace: float = 0.0
     asks: bool = False  # marked with approval="ask"
     worker: bool = False  # synchronous, so it runs in a worker
+
+
+class ToolFailed(InterlockError):
+    """A tool raised, in its worker, an error that is not one of Python's own; the text begins with the error's name."""
 
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
