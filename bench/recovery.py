@@ -45,7 +45,8 @@ TABLES = ("sessions", "runs", "tools", "receipts", "events", "passing")
 EACH = 500  # sessions handed to the store at a time
 LOG_EVENTS = 10_000
 ME = Principal("local")
-RECOVERY_GOAL, REPLAY_GOAL = 20.0, 0.3
+FEW = 100  # sessions of the start that the start with many is put beside
+START_GOAL, RECOVERY_GOAL, REPLAY_GOAL = 1.5, 20.0, 0.3
 
 
 async def _agent(run: Run, message: Message) -> None:
@@ -53,8 +54,8 @@ async def _agent(run: Run, message: Message) -> None:
 
 
 def measure(scale: Scale) -> list[Result]:
-    """Return recovery over a scan, and replay over a cursor."""
-    return [_recovery(scale), _replay(scale)]
+    """Return a start with many sessions over one with few, recovery over a scan, and replay over a cursor."""
+    return [_start_of_many(scale), _recovery(scale), _replay(scale)]
 
 
 class Past:
@@ -133,6 +134,41 @@ def _receipt(receipt_id: ReceiptId, session: SessionId, outcome: Outcome) -> Rec
         id=receipt_id, session=session, cause=outcome.ending, runs=(fallen,), fenced_at=1.8e9, ended_at=1.8e9,
         drained_at=1.8e9, drain=Drain.OBSERVED,
     )  # fmt: skip
+
+
+# Starts
+
+
+def _start_of_many(scale: Scale) -> Result:
+    """Put a start with many settled sessions beside one with few; each of both was killed while it was idle."""
+    many = scale.rounds(100_000, 10_000)
+    starts: dict[int, list[float]] = {FEW: [], many: []}
+    with directory() as path:
+        for sessions in starts:
+            asyncio.run(_build(path / "built", path / "open", sessions, 0))
+            asyncio.run(_leave(path / "built", path / f"killed {sessions}"))
+            for each in ("built", "open"):
+                shutil.rmtree(path / each)
+        for number in range(scale.rounds(9, 5)):
+            for sessions, taken in starts.items():
+                copy = path / f"start {number}"
+                shutil.copytree(path / f"killed {sessions}", copy)
+                with still():
+                    _scan(copy)  # warms the cache
+                    taken.append(asyncio.run(_start(copy)))
+                gc.collect()
+                shutil.rmtree(copy)
+    few, much = (sorted(taken)[len(taken) // 2] for taken in starts.values())
+    small = (f"{few * 1000:.0f} ms with {FEW} sessions, {much * 1000:.0f} ms with {many:,}; each had {TURNS} turns",)
+    return Result(name=f"start with {many:,} / with {FEW} sessions", value=much / few, goal=START_GOAL, small=small)
+
+
+async def _leave(store_path: Path, killed: Path) -> None:
+    """Copy a directory that a server has open, with nothing to write."""
+    store = SqliteStore(store_path)
+    await store.open()
+    shutil.copytree(store_path, killed)
+    await store.close()
 
 
 # Recovery

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from interlock.cli import asking, gateway, printing
+from interlock.cli import asking, printing, verbs
 from interlock.core import outcome as outcomes
 from interlock.core.names import ENDINGS, Ending, ErrorKind, LimitOf, Principal, RunId
 from interlock.core.outcome import Outcome
@@ -217,7 +217,7 @@ def _exits() -> str:
     for ending in ENDINGS:
         codes.setdefault(found[ending].exit_code, []).append(_code(ending.value))
     told = {code: ", ".join(names) for code, names in codes.items()}
-    told |= {gateway.NOT_YET: "it has not ended: `wait --timeout` ran out"}
+    told |= {verbs.NOT_YET: "it has not ended: `wait --timeout` ran out"}
     told |= {printing.TROUBLE: "there is no such run, or `interlock` itself failed: the error output says why"}
     told |= {asking.UNREAD: "whoever read the output was gone before all of it was printed"}
     return _table(["exit status", "the run"], ([str(code), told[code]] for code in sorted(told)))

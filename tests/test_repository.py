@@ -18,7 +18,7 @@ PACKAGE = ROOT / "src" / "interlock"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 CORE_LINES = 1_950  # lines of code, as cloc counts: no blank, comment or docstring, nor the tables of words
 TABLES = PACKAGE / "core" / "vocabulary.py"
-SOURCE_LINES = 26_200
+SOURCE_LINES = 26_700
 CONTRIBUTING_LINES = 80
 
 

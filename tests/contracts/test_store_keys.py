@@ -3,10 +3,16 @@
 from typing import Any
 
 import msgspec
-from tests.contracts.rows import ALICE, BOB, key, loaded, mark, outcome, play, row
+import pytest
+from tests.contracts.rows import ALICE, BOB, S, ended, key, loaded, mark, outcome, play, row, session
 
-from interlock.core.decision import Decision, StopKey, Tombstone
+from interlock.core.decision import Decision, RunRow, StopKey, Tombstone, Verdict
 from interlock.core.names import Ending, Principal, ReceiptId, RunId, SessionId
+from interlock.stores.base import Buried, Taken
+
+
+def keyed(run: str, name: str, *, of: SessionId = S) -> RunRow:
+    return msgspec.structs.replace(row(run, name=of), key=name)
 
 
 def stop_key(name: str, *, by: Principal = ALICE, **more: Any) -> StopKey:
@@ -213,5 +219,84 @@ def test_marks_are_bounded_per_principal(kit: Any) -> None:
         await kit.tidy(store)
         kept = [(await store.load(SessionId(name), principal=BOB, key=None)).marks for name in ("x17", "x18", "x19")]
         assert [bool(marks) for marks in kept] == [True, False, True]
+
+    play(kit, main)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_key_of_another_run_refuses_the_whole_decision(kit: Any, alone: bool) -> None:
+    """An admission under a key that another run has is refused with the row of that run, and leaves nothing.
+
+    Decisions that wait with it are carried out.
+    """
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        first = Decision(sessions=(session(1),), admissions=(keyed("a", "k"),), keys=(key("k", "a"),))
+        await store.decide(first)
+        kit.stall(store)
+        others = [] if alone else [store.decide(Decision(admissions=(row(name),))) for name in ("x", "y")]
+        refused = store.decide(
+            Decision(
+                sessions=(session(7),),
+                admissions=(row("before"), keyed("b", "k")),
+                keys=(key("k", "b"),),
+                endings=(ended("old", Ending.SUPERSEDED),),
+            )
+        )
+        again = store.decide(first)
+        kit.resume(store)
+        with pytest.raises(Taken, match="was used before") as told:
+            await refused
+        assert told.value.row == key("k", "a")
+        assert (await again).found == ()
+        assert [await ticket for ticket in others] == [Verdict() for _ in others]
+        assert {each.id for each in await store.runs(S)} == ({"a"} if alone else {"a", "x", "y"})
+        assert await store.session(S) == session(1)
+        assert (await loaded(store, "k")).key == key("k", "a")
+        assert await store.withdraw(refused) is False
+
+    play(kit, main)
+
+
+def test_a_stopped_key_refuses_the_admission_and_no_ending(kit: Any) -> None:
+    """An admission under a key with a tombstone is refused, but not a run admitted before it, or one that ended."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        before = Decision(admissions=(keyed("a", "k"),), keys=(key("k", "a"),))
+        await store.decide(before)
+        stopped = tuple(Tombstone(principal=ALICE, key=name) for name in ("k", "t"))
+        await store.decide(Decision(tombstones=stopped))
+        ticket = store.decide(Decision(admissions=(keyed("b", "t"),), keys=(key("t", "b"),)))
+        with pytest.raises(Buried, match="was stopped before"):
+            await ticket
+        await store.decide(before)
+        born_stopped = msgspec.structs.replace(ended("c", Ending.STOPPED), key="t")
+        await store.decide(Decision(endings=(born_stopped,), keys=(key("t", "c"),)))
+        assert {each.id for each in await store.runs(S)} == {"a", "c"}
+        assert (await loaded(store, "t")).key == key("t", "c")
+
+    play(kit, main)
+
+
+def test_two_runs_with_one_key_in_one_batch(kit: Any) -> None:
+    """Of two admissions under one key that wait together the first is in, also in another session."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        kit.stall(store)
+        first, second = (
+            store.decide(Decision(admissions=(keyed(run, "k", of=SessionId(run)),), keys=(key("k", run),)))
+            for run in ("a", "b")
+        )
+        kit.resume(store)
+        await first
+        with pytest.raises(Taken):
+            await second
+        assert await store.run(RunId("b")) is None
 
     play(kit, main)

@@ -4,11 +4,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.contracts.rows import ALICE, BOB, S, child, ended, outcome, play, receipt, row, session
+from tests.contracts.rows import ALICE, BOB, S, child, ended, outcome, play, question, receipt, row, session
 
 from interlock.core.answers import SessionInfo
 from interlock.core.decision import Decision, RunRow, ShareRow
-from interlock.core.names import Ending, May, RunId, SessionId
+from interlock.core.names import Ending, May, QuestionState, RunId, SessionId
 from interlock.core.outcome import Outcome
 
 
@@ -201,5 +201,27 @@ def test_children_are_forgotten_by_count(kit: Any) -> None:
             await store.decide(Decision(endings=(done,)))
         await kit.tidy(store)
         assert await store.run(RunId("lives")) == child("lives")
+
+    play(kit, main)
+
+
+def test_what_is_open_in_all_sessions(kit: Any) -> None:
+    """Runs without an ending and open questions are listed over all sessions, oldest first."""
+
+    async def main() -> None:
+        store = kit.make()
+        await store.open()
+        other = SessionId("other")
+        rows = (row("x", name=other), row("a"), row("b"), row("c"))
+        await store.decide(Decision(sessions=(session(1), session(1, owner=BOB, name=other)), admissions=rows))
+        asked = [question(name=name, run=run) for name, run in (("z", "a"), ("y", "x"), ("v", "a"))]
+        await store.decide(
+            Decision(aliases=((RunId("c"), RunId("a")),), endings=(ended("b", Ending.STOPPED),), questions=tuple(asked))
+        )
+        await store.decide(Decision(questions=(question(QuestionState.VOID, name="v", run="a"),)))
+        assert [each.id for each in await store.open_runs()] == ["x", "a"]
+        assert [each.id for each in await store.open_runs(of=BOB)] == ["x"]
+        assert [each.id for each in await store.open_runs(of=ALICE)] == ["a"]
+        assert await store.open_questions() == tuple(asked[:2])
 
     play(kit, main)

@@ -25,7 +25,7 @@ from tests.contracts.rows import (
 
 from interlock.core.decision import Decision, Tombstone, Writer
 from interlock.core.names import Ending, QuestionId, ReceiptId, RunId, SessionId, WakeId
-from interlock.stores.base import OldToken, StoreFailed
+from interlock.stores.base import Expelled, StoreFailed
 
 
 def test_a_withdrawn_decision_never_comes(kit: Any) -> None:
@@ -174,7 +174,7 @@ def test_the_writer_right_is_a_token(kit: Any, generation: int) -> None:
         await store.decide(Decision(sessions=(session(5),)))
         ticket = store.decide(Decision(writer=Writer(S, generation), tools=(tool_row(),)))
         if generation < 5:
-            with pytest.raises(OldToken, match="writer right has passed"):
+            with pytest.raises(Expelled, match="writer right has passed"):
                 await ticket
         else:
             assert (await ticket).found == ()
@@ -211,7 +211,7 @@ def test_nothing_under_an_old_token_is_kept(kit: Any) -> None:
             )
         )
         for _ in range(2):
-            with pytest.raises(OldToken):
+            with pytest.raises(Expelled):
                 await ticket
         assert await store.withdraw(ticket) is False
         assert await store.session(S) == session(5)
@@ -239,7 +239,7 @@ def test_a_token_is_checked_where_it_is_written(kit: Any) -> None:
         store.decide(Decision(sessions=(session(6),)))
         after = store.decide(Decision(writer=Writer(S, 5), tools=(tool_row("r.2"),)))
         await before
-        with pytest.raises(OldToken):
+        with pytest.raises(Expelled):
             await after
         assert await store.tools(RunId("r")) == (tool_row("r.1"),)
 

@@ -38,6 +38,18 @@ HEARING, ANNOUNCED = "contracts/test_hearing.py", "runtime/test_announcements.py
 LINES, REMOTE = "surfaces/test_lines.py", "surfaces/test_remote_current.py"
 BEHIND, TOKENS = "surfaces/test_catching_up.py", "surfaces/test_token_changes.py"
 BESIDE = (  # bugs of rules that are no row of the table
+    (
+        "unit/recovery-seats-too-early",
+        (
+            "runtime/test_recovery_of_stores.py",
+            "test_a_store_that_cannot_be_read_opens_nothing_and_destroys_nothing",
+        ),
+    ),
+    (
+        "unit/key-of-another-run-admitted",
+        ("contracts/test_store_keys.py", "test_a_key_of_another_run_refuses_the_whole_decision"),
+    ),
+    ("unit/lapse-leaves-the-fences-open", ("runtime/test_lapse.py", "test_nothing_is_told_or_kept_after_a_lapse")),
     ("unit/host-tool-not-killed", ("hosts/test_hogs.py", "test_a_tool_at_work_is_killed_at_once")),
     ("unit/guest-s-child-gets-in", (ANNOUNCED, "test_a_guest_s_child_does_not_get_into_the_owner_s_turn")),
     ("announced-twice", (ANNOUNCED, "test_an_ending_becomes_a_turn_of_its_session")),

@@ -7,8 +7,9 @@ import anyio
 import pytest
 
 from interlock import BadInput, Control, Ending, MemoryStore, Message, QuestionState, Run, RunInfo, open_control, tool
+from interlock.core.decision import Decision, QuestionRow, RunRow, SessionRow
 from interlock.core.lifecycle import State
-from interlock.core.names import EventKind
+from interlock.core.names import EventKind, Principal, QuestionId, RunId, RunKind, SessionId
 from interlock.testing.processes import VirtualProcesses
 
 from .scene import echoes, idles, seeded, started, told
@@ -278,3 +279,35 @@ def test_the_grade_is_what_receipts_say() -> None:
             assert await control.grade() in ("cgroup", "keeper", "group")
 
     seeded(main, (0,))
+
+
+def test_what_another_control_runs_is_listed_from_the_store() -> None:
+    """Runs and questions that only the store knows are listed to those who may see them, also beside our own."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        store.shared = True
+        theirs = RunRow(
+            id=RunId("r-9-1"), session=SessionId("b"), principal=Principal("bob"), kind=RunKind.CHAT, text="theirs",
+            admitted_at=1.0, generation=1, started=True,
+        )  # fmt: skip
+        asked = QuestionRow(
+            id=QuestionId("q-9-2"), run_id=theirs.id, session=theirs.session, principal=theirs.principal, text="Well?"
+        )
+        async with open_control(idles, store=store) as control:
+            row = SessionRow(id=theirs.session, owner=theirs.principal, generation=1)
+            await store.decide(Decision(sessions=(row,), admissions=(theirs,), questions=(asked,)))
+            ours = await control.send("a", "ours", by="alice")
+            assert [info.id for info in await control.runs()] == [theirs.id, ours.run_id]
+            assert [info.id for info in await control.runs(by="bob")] == [theirs.id]
+            assert [info.id for info in await control.runs(by="alice")] == [ours.run_id]
+            assert [info.id for info in await control.questions(by="bob")] == [asked.id]
+            assert await control.questions(by="alice") == [] == await control.questions("a")
+            store.faults.stall = True
+            assert [info.id for info in await control.runs()] == [ours.run_id]
+            assert await control.questions() == []
+            store.resume()
+            await control.stop(session="a", by="alice")
+            assert [info.id for info in await control.runs(by="bob")] == [theirs.id]
+
+    seeded(main, range(3))

@@ -10,13 +10,13 @@ RUNTIME = Path(interlock.runtime.__file__).parent
 SOURCES = sorted(RUNTIME.parent.rglob("*.py"))
 ATTRIBUTES = 25
 
-# Beside its own file: who may write the attributes of a part. Recovery builds a run that an earlier start began.
+# Beside its own file: who may write the attributes of a part. Restoring builds a run that an earlier start began.
 WRITERS: dict[str, set[str]] = {
     "arrival": set(),
-    "admittance": {"arrival.py", "inbox.py", "recovery.py"},
-    "limits": {"limits.py", "deadlines.py", "recovery.py"},
-    "ties": {"ties.py", "registry.py", "recovery.py"},
-    "work": {"work.py", "recovery.py"},
+    "admittance": {"arrival.py", "inbox.py", "restoring.py"},
+    "limits": {"limits.py", "deadlines.py", "restoring.py"},
+    "ties": {"ties.py", "registry.py", "restoring.py"},
+    "work": {"work.py", "restoring.py"},
 }
 
 

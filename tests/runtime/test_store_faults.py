@@ -12,7 +12,7 @@ from interlock.core.lifecycle import State
 from interlock.core.names import EventKind
 from interlock.core.outcome import Outcome
 from interlock.core.projection import channel_words, client_words, native
-from interlock.stores.base import Ticket
+from interlock.stores.base import Ticket, Unsure
 
 from .scene import Shaky, answered, answers, echoes, idles, kinds, log_of, mumbles, now, seeded, started, story, told
 
@@ -266,8 +266,9 @@ def test_a_store_that_cannot_say_whether_a_takeover_is_in() -> None:
             sending = asyncio.ensure_future(control.send("s", "two", by="alice"))
             first = await control.wait(old.run_id)
             assert loop.time() - began < 0.7 and first.superseded_by is not None and not first.durable
-            with pytest.raises(Unavailable):
+            with pytest.raises(Unsure, match="send it again with the same key"):
                 await sending
+            await asyncio.sleep(1)
             store.resume()
             await asyncio.sleep(5)
             after = await control.wait(old.run_id)
@@ -276,6 +277,45 @@ def test_a_store_that_cannot_say_whether_a_takeover_is_in() -> None:
                 event.data.outcome for event in await log_of(control, "s") if event.kind is EventKind.CORRECTION
             ]
             assert [(each.run_id, each.unkept) for each in corrected] == [(old.run_id, True)]
+
+    seeded(main, range(4))
+
+
+def test_a_store_that_does_not_say_whether_it_has_a_message() -> None:
+    """The sender is told in bounded time that it is not known; the same key gets the one run when the store answers."""
+
+    class Silent(MemoryStore):
+        """A store that writes admissions under a key for as long as that takes, and can take none back."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.writing: list[Ticket] = []
+
+        def decide(self, decision: Decision) -> Ticket:
+            if not decision.keys:
+                return super().decide(decision)
+            self.writing.append(Ticket(decision))
+            return self.writing[-1]
+
+        async def withdraw(self, ticket: Ticket) -> bool:
+            return await ticket.certain()
+
+        def answer(self) -> None:
+            for ticket in self.writing:
+                ticket.accept(self._carry_out(ticket.decision))
+
+    async def main() -> None:
+        store = Silent()
+        async with open_control(echoes, store=store) as control:
+            await control.wait((await control.send("s", "found")).run_id, drained=True)
+            with pytest.raises(Unsure, match="send it again with the same key"):
+                await control.send("s", "once", key="k")
+            again = asyncio.ensure_future(control.send("s", "once", key="k"))
+            await asyncio.sleep(1)
+            store.answer()
+            outcome = await control.wait((await again).run_id)
+            assert (outcome.ending, outcome.text) == (Ending.COMPLETED, "once")
+            assert [run.text for run in await store.runs("s")] == ["found", "once"]
 
     seeded(main, range(4))
 

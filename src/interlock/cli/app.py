@@ -16,7 +16,7 @@ MODULES = {  # in the order of `interlock --help`
     "serve": ("serve",),
     "store": ("sessions", "runs", "show"),
     "prune": ("prune",),
-    "gateway": ("send", "stop", "wait", "watch", "answer", "questions", "receipt", "timeline", "share", "unshare"),
+    "verbs": ("send", "stop", "wait", "watch", "answer", "questions", "receipt", "timeline", "share", "unshare"),
     "tokens": ("pair", "token"),
     "probe": ("probe",),
 }

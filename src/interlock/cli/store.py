@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from interlock.cli import telling
+from interlock.cli import tables
 from interlock.cli.documents import LATEST
 from interlock.cli.options import AsJson, Store
 from interlock.cli.printing import print_json
@@ -25,7 +25,7 @@ def sessions_command(data: Store, as_json: AsJson = False) -> None:
     from interlock.cli import reading  # noqa: PLC0415 - imports the store, which a gateway's caller does not need
 
     found = reading.look(data, reading.sessions)
-    print_json(found) if as_json else telling.tell_sessions(found)
+    print_json(found) if as_json else tables.tell_sessions(found)
 
 
 @commands.command("runs", short_help="List the runs of a store.")
@@ -50,7 +50,7 @@ def runs_command(
         from interlock.cli import reading  # noqa: PLC0415
 
         found = reading.look(data, lambda store: reading.runs(store, session, tree=tree, every=every))
-    print_json(found) if as_json else telling.tell_runs(found, session)
+    print_json(found) if as_json else tables.tell_runs(found, session)
 
 
 @commands.command("show", short_help="Show one run: how it ended, what it did, its receipt.")
@@ -69,4 +69,4 @@ def show_command(
         from interlock.cli import reading  # noqa: PLC0415
 
         found = reading.look(data, lambda store: reading.show(store, RunId(run)))
-    print_json(found) if as_json else telling.tell_run(found)
+    print_json(found) if as_json else tables.tell_run(found)

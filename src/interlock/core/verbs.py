@@ -5,6 +5,7 @@
 2. A field that a verb does not name is an error, and no field may be of any type: values that nobody reads would be
    made all the same.
 3. A caller over the wire writes a session's name; the gateway makes it the id that control knows (`SessionName`).
+4. A new verb is a struct here, a method in client/caller.py, and a row in the tables of runtime/control.py.
 """
 
 from typing import Annotated, Any, ClassVar, Generic, Literal, NewType, TypeVar

@@ -217,6 +217,10 @@ class Processes(Protocol):
         """Return a worker for a run of that name, in this step."""
         ...
 
+    def kill(self) -> None:
+        """End every process of every containment now, without a grace; does not wait."""
+        ...
+
     async def close(self) -> None:
         """End everything, bounded."""
         ...

@@ -27,7 +27,7 @@ from interlock.runtime.live import LiveRun
 from interlock.runtime.outlet import Outlet
 from interlock.runtime.settings import QUESTIONS
 from interlock.runtime.work import Question
-from interlock.stores.base import Ticket, commit_or_withdraw, read
+from interlock.stores.base import Ticket, is_committed, read
 
 NEVER, ASK = "never", "ask"
 
@@ -180,12 +180,12 @@ class Approvals(Inner):
             raise QuestionClosed(
                 f"question {question.id} is void: its run no longer waits for an answer, and nothing was done"
             )
-        return _same_or_closed(_info(question.row()), value, by)
+        return _same_or_closed(info_of_question(question.row()), value, by)
 
     async def _conclude(self, question: Question, ticket: Ticket, claimed: QuestionRow) -> None:
         """Close a question with an answer once the store has it, unless the question went void first."""
         try:
-            inside = await commit_or_withdraw(self._store, ticket, self._settings.commit_seconds)
+            inside = await is_committed(self._store, ticket, self._settings.commit_seconds)
             if inside and question.state is QuestionState.OPEN:
                 question.answer, question.by = claimed.answer, claimed.by
                 self._close(question, QuestionState.ANSWERED)
@@ -202,7 +202,7 @@ class Approvals(Inner):
         # The run is not in memory, so no agent waits for the answer.
         if row.state is QuestionState.OPEN:
             row = msgspec.structs.replace(row, state=QuestionState.VOID)
-        return _same_or_closed(_info(row), _value(answer, row.choices), by)
+        return _same_or_closed(info_of_question(row), _value(answer, row.choices), by)
 
 
 def _unknown(question_id: QuestionId, by: Principal) -> Unknown:
@@ -233,7 +233,7 @@ def _same_or_closed(info: QuestionInfo, value: bool | str, by: Principal) -> Que
 
 def _open_info(question: Question) -> QuestionInfo:
     return msgspec.structs.replace(
-        _info(question.row()),
+        info_of_question(question.row()),
         tool=question.tool,
         arguments=question.arguments,
         asked_at=question.asked_at,
@@ -241,7 +241,8 @@ def _open_info(question: Question) -> QuestionInfo:
     )
 
 
-def _info(row: QuestionRow) -> QuestionInfo:
+def info_of_question(row: QuestionRow) -> QuestionInfo:
+    """Return a stored question as a list shows it."""
     return QuestionInfo(
         id=row.id,
         run_id=row.run_id,

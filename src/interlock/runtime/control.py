@@ -22,8 +22,8 @@ from interlock.client.door import Answering, Asked, Sink
 from interlock.core import verbs
 from interlock.core.answers import Figures, HostsInfo, QuestionInfo
 from interlock.core.authority import Authority
-from interlock.core.errors import BadInput, Unavailable
-from interlock.core.names import LOCAL, Ending, Principal, QuestionId, RunId, SessionId
+from interlock.core.errors import BadInput, InterlockError, Unavailable
+from interlock.core.names import LOCAL, Ending, Principal, QuestionId, RunId
 from interlock.core.outcome import Cause
 from interlock.core.values import name_of
 from interlock.core.verbs import Verb
@@ -85,6 +85,7 @@ class Control(Caller):
         self.settings = settings
         self._loop = loop
         self._closing: asyncio.Task[None] | None = None
+        self._lapsed = False
         self._store = store
         self._driver = driver
         self._processes = processes
@@ -123,14 +124,12 @@ class Control(Caller):
             spawning=Spawning(inside, processes=processes),
         )
         reporting = Reporting(inside, stage=stage, inbox=inbox, endings=endings)
-        self._recovery = Recovery(
-            inside, endings=endings, inbox=inbox, stage=stage, reporting=reporting, processes=processes
-        )
+        self._recovery = Recovery(inside, endings=endings, stage=stage, reporting=reporting, processes=processes)
         self._wakes = Wakes(inside, stage=stage, endings=endings)
         self._listeners = Listeners(inside)
         sending = Sending(inside, stage=stage, driver=driver)
         stops = Stops(inside, stopping=stopping)
-        looking = Looking(inside, stopping=stopping)
+        looking = Looking(inside, stopping=stopping, approvals=self._approvals)
         sharing = Sharing(inside, inbox=inbox, endings=endings)
         owning = Owning(inside, inbox=inbox, endings=endings, sharing=sharing, wakes=self._wakes)
         # By verb: what begins in the step that asks it, and what answers when it is awaited.
@@ -143,7 +142,7 @@ class Control(Caller):
         self._answers: dict[type, Callable[[Any, Principal], Coroutine[Any, Any, Any]]] = {
             verbs.Left: looking.left,
             verbs.Answer: self._answer,
-            verbs.Questions: self._questions,
+            verbs.Questions: looking.questions,
             verbs.Wait: looking.wait,
             verbs.GetReceipt: looking.receipt,
             verbs.Timeline: looking.timeline,
@@ -200,7 +199,7 @@ class Control(Caller):
     async def recover(self) -> None:
         """Load and settle what an earlier start left in the store. Call it before anyone else uses this control."""
         self.naming.keep(await read(self._store.plain_sessions()))
-        await self._recovery.settle()
+        await self._recovery.start()
         for row in await read(self._store.wakes()):
             self._wakes.add(row)
         for stop in await read(self._store.stops()):
@@ -214,8 +213,10 @@ class Control(Caller):
         principal = Principal(name_of(by, "by"))
         begin = self._begins.get(type(verb))
         if begin is not None:
-            return Asked(begin(verb, principal))
-        return Asked(partial(self._answers[type(verb)], verb, principal))
+            return Asked(partial(self._unless_lapsed, begin(verb, principal)))
+        answer = partial(self._answers[type(verb)], verb, principal)
+        settled = partial(self._settled, verb, answer) if self._registry.recovering else answer
+        return Asked(partial(self._unless_lapsed, settled))
 
     def client(self, by: str = LOCAL) -> Client:
         """Return a client of one principal: the verbs without `by`, as a client over a socket has them."""
@@ -239,6 +240,24 @@ class Control(Caller):
         if not here:
             raise BadInput(f"a control belongs to the loop it was opened on; {instead}")
 
+    async def _unless_lapsed(self, answer: Answering[T]) -> T:
+        """Answer a verb; whoever asked is told if control lapses first."""
+        try:
+            answered = await answer()
+        except InterlockError:
+            if not self._lapsed:
+                raise
+        else:
+            if not self._lapsed:
+                return answered
+        raise _lapsed()
+
+    async def _settled(self, verb: Verb[T], answer: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Answer a verb once the session that it names, or that of its run, is settled; else once all are."""
+        if not isinstance(verb, verbs.Measure):
+            await self._recovery.settled_for(getattr(verb, "session", None), getattr(verb, "run", None))
+        return await answer()
+
     async def listen(
         self,
         sink: Sink,
@@ -256,6 +275,8 @@ class Control(Caller):
         """
         self._here()
         principal = Principal(name_of(by, "by"))
+        if self._registry.recovering:
+            await self._recovery.settled_for(session, run)
         return await self._listeners.listen(sink, session, run=run, after=after, begin=begin, by=principal)
 
     def is_current(self, run: str, *, by: str = LOCAL) -> bool:
@@ -282,10 +303,6 @@ class Control(Caller):
     async def _answer(self, asked: verbs.Answer, by: Principal) -> QuestionInfo:
         return await self._approvals.answer(QuestionId(name_of(asked.question, "question")), asked.answer, by)
 
-    async def _questions(self, asked: verbs.Questions, by: Principal) -> list[QuestionInfo]:
-        wanted = None if asked.session is None else SessionId(name_of(asked.session, "session"))
-        return self._approvals.opened(wanted, by)
-
     async def _measure(self, asked: verbs.Measure, by: Principal) -> Figures:
         return Figures(grade=await self.grade(), queued=self.queued, hosts=self.hosts)
 
@@ -308,8 +325,45 @@ class Control(Caller):
             raise interrupted
         self._closing.result()
 
+    async def lapse(self) -> None:
+        """End everything in this step, as a crash would, and close: another control may have taken over.
+
+        Every run falls, and every process is killed without a grace. Nothing more is published or stored, whatever was
+        on its way, and whoever waits for an answer gets Unavailable. The next start finds the runs unsettled, and
+        settles them as `lost`.
+        """
+        self._here()
+        if not self._lapsed:
+            self._lapsed = self._registry.closing = self._registry.closed = True
+            self._let_lapse()
+        if self._closing is None:
+            self._closing = self._loop.create_task(self._end(), name="lapse")
+        await self.close()
+
+    def _let_lapse(self) -> None:
+        # The fences first: nothing that the others wake may have an effect.
+        for run in self._registry.runs.values():
+            if not run.fallen:
+                run.fence.fall(Cause(ending=Ending.LOST))
+        self.feed.lapse(_lapsed())
+        self._store.abandon()
+        self._processes.kill()
+        for run in self._registry.runs.values():
+            for body in run.work.bodies or ():
+                body.cut()
+                body.drop()
+        self._crew.cut()
+        self._wakes.close()
+        self._recovery.close()
+        for run in self._registry.runs.values():
+            self._inbox.give_up(run, _lapsed())
+        for fall in self._registry.falls.values():
+            for flag in (fall.ended, fall.drained):
+                flag.set()
+
     async def _close(self) -> None:
         self._registry.closing = True
+        self._recovery.close()
         self._wakes.close()
         for run in list(self._registry.runs.values()):
             self._let_go(run)
@@ -322,17 +376,21 @@ class Control(Caller):
         # ending.
         self._registry.closed = True
         self._crew.cut()
+        await self._end()
+
+    async def _end(self) -> None:
+        """Close everything, once nothing more is begun or published."""
         await self._crew.wait(SLACK_SECONDS)
         self.feed.close()
         await self._driver.close()
         await self._processes.close()
         with anyio.move_on_after(SLACK_SECONDS):
-            await self._store.close(clean=not self._registry.recovering)
+            await self._store.close(clean=not self._lapsed and not self._recovery.unfinished)
 
     def _let_go(self, run: LiveRun) -> None:
         if run.state.at_work:
             # During recovery the run is one of an earlier start; the next start settles it.
-            if not self._registry.recovering:
+            if self._registry.gate_of(run.session) is None:
                 self._endings.end(run, Cause(ending=Ending.SHUTDOWN))
         # A queued message stays in the store for the next start; its waiters get `pending`.
         elif run.state.queued:
@@ -344,3 +402,9 @@ class Control(Caller):
             self._inbox.turn_away(
                 run, Unavailable("this control is closing; nothing was kept, send the message again after the restart")
             )
+
+
+def _lapsed() -> Unavailable:
+    return Unavailable(
+        "this control has lapsed, and everything in it is over; ask again at the next one, with the same key"
+    )

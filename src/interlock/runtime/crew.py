@@ -7,9 +7,11 @@ import asyncio
 import contextvars
 import logging
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
+
+T = TypeVar("T")
 
 log = logging.getLogger("interlock")
 
@@ -24,7 +26,7 @@ class Crew:
         # A dict, not a set: the order of a set depends on addresses, and a seed would not replay.
         self._tasks: dict[asyncio.Task[Any], None] = {}
 
-    def start(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None] | None:
+    def start(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T] | None:
         """Start a root task; return None if the crew was cut."""
         if self._cut:
             work.close()

@@ -36,7 +36,7 @@ from interlock.runtime.live import LiveRun, delegated
 from interlock.runtime.outlet import Outlet
 from interlock.runtime.session import Session
 from interlock.runtime.work import Body
-from interlock.stores.base import StoreFailed, Ticket, commit_or_withdraw
+from interlock.stores.base import Expelled, StoreFailed, Ticket, commit_in_time
 
 log = logging.getLogger("interlock")
 
@@ -244,7 +244,7 @@ class Endings(Inner):
         count = self._registry.count(session.id)
         session.since = count.next()
         session.crashes = session.announced = 0
-        self.insist(Decision(sessions=(self._registry.session_row(session),), epochs=(count.row,)), session)
+        self.store_until_in(Decision(sessions=(self._registry.session_row(session),), epochs=(count.row,)), session)
 
     def _show_receipt(self, fall: Fall) -> None:
         """Publish the whole receipt in the session of the fall, and in a child's session the part about its own run.
@@ -311,6 +311,8 @@ class Endings(Inner):
                 if await self._store.withdraw(ticket):
                     verdict = await ticket
                     break
+            except Expelled:
+                raise
             except StoreFailed as failure:
                 if not said:
                     log.warning("an ending is not durable yet, and is tried again: %s", failure)
@@ -330,7 +332,7 @@ class Endings(Inner):
         self._show_receipt(fall)
         fall.stored.set()
 
-    def insist(self, decision: Decision, session: Session | None = None) -> Ticket:
+    def store_until_in(self, decision: Decision, session: Session | None = None) -> Ticket:
         """Hand a decision to the store in this step, and let a task try again until it is committed.
 
         Until then the session stays in memory, where the decision counts already.
@@ -339,22 +341,26 @@ class Endings(Inner):
         pin = contextlib.nullcontext(session) if session is None else self._registry.pinned(session.id)
         # The pin is taken in this step: before the task begins, the session could be forgotten.
         pin.__enter__()
-        self._crew.start(self._insist(ticket, decision, pin), name="insist")
+        self._crew.start(self._until_in(ticket, decision, pin), name="store until in")
         return ticket
 
-    async def _insist(
+    async def _until_in(
         self, ticket: Ticket, decision: Decision, pin: contextlib.AbstractContextManager[Session | None]
     ) -> None:
         try:
-            if not await commit_or_withdraw(self._store, ticket, self._settings.commit_seconds):
+            if not await commit_in_time(self._store, ticket, self._settings.commit_seconds):
                 await self.keep(decision)
         finally:
             pin.__exit__(None, None, None)
 
     async def keep(self, decision: Decision) -> None:
-        """Hand a decision to the store again and again until it is committed."""
-        while not await commit_or_withdraw(self._store, self._store.decide(decision), self._settings.commit_seconds):
+        """Hand a decision to the store again and again until it is committed, or this writer is expelled."""
+        ticket = self._store.decide(decision)
+        while not await commit_in_time(self._store, ticket, self._settings.commit_seconds):
+            if isinstance(ticket.failure, Expelled):
+                return
             await anyio.sleep(self._settings.retry_seconds)
+            ticket = self._store.decide(decision)
 
 
 def earlier(fall: Fall) -> list[Fall]:

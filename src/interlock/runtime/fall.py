@@ -393,7 +393,9 @@ def seat_next(registry: Registry, session: Session) -> LiveRun | None:
     Every waiting message gets its seat here, in one step, and a taken seat is never given. So no message is seated
     twice, and the late end of an old run cannot seat a message while a newer run has the seat (races 25 and 26).
     """
-    if session.seat is not None or registry.recovering or registry.closing or session.parked or not session.queue:
+    if session.seat is not None or registry.closing or session.parked or not session.queue:
+        return None
+    if registry.recovering and registry.gate_of(session) is not None:
         return None
     run = next((run for run in session.queue if run.admittance.due), None)
     # A collecting message is not seated until its quiet time is over. The inbox then calls this function again.

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from interlock.client.door import Sink
 from interlock.core.authority import Action, Authority, Whose
-from interlock.core.errors import Unavailable
+from interlock.core.errors import InterlockError, Unavailable
 from interlock.core.events import Data, Event, Gap
 from interlock.core.fence import Fence
 from interlock.core.names import LOCAL, EventKind, Principal, RunId, SessionId
@@ -70,6 +70,8 @@ class Feed:
         # The log: what the store has written, and what it has not written yet.
         self.log = Unwritten(store, registry.positions.keep)
         self.closed = False
+        # Control has lapsed: nothing is published.
+        self._mute = False
         # Tuples, replaced when a listening comes or goes: `publish` walks them while sinks come and go.
         self._following: dict[SessionId, tuple[Listening, ...]] = {}
         self._everything: dict[Principal, tuple[Everything, ...]] = {}
@@ -90,6 +92,8 @@ class Feed:
             generation=None if run is None else run.generation,
             data=data,
         )
+        if self._mute:
+            return event
         self.log.append(event, count.tell())
         for listening in self._following.get(session, ()):
             try:
@@ -191,6 +195,13 @@ class Feed:
         for listening in [each for following in self._following.values() for each in following]:
             if not listening.is_behind:
                 listening.close()
+
+    def lapse(self, error: InterlockError) -> None:
+        """Publish nothing more, and end every listening with an error."""
+        self._mute = True
+        for listening in [each for following in self._following.values() for each in following]:
+            listening.close(error)
+        self.close()
 
     # Who may hear
 

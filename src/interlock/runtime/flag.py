@@ -42,15 +42,33 @@ class Flag:
 
     async def wait(self) -> None:
         """Wait until the flag is set."""
-        if self._set:
-            return
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if not self._set:
+            await self._wait(asyncio.get_running_loop().create_future())
+
+    async def within(self, seconds: float) -> bool:
+        """Wait until the flag is set, at most so many seconds; return whether it is. Cheaper than a cancel scope."""
+        if not self._set:
+            loop = asyncio.get_running_loop()
+            waiter = loop.create_future()
+            timer = loop.call_later(seconds, _release, waiter)
+            try:
+                await self._wait(waiter)
+            finally:
+                timer.cancel()
+        return self._set
+
+    async def _wait(self, waiter: asyncio.Future[None]) -> None:
         if self._waiters is None:
             self._waiters = []
         self._waiters.append(waiter)
         try:
             await waiter
         finally:
-            # A waiter that is cancelled leaves; otherwise a flag that is never set would hold every one of them.
+            # A waiter that leaves is forgotten; otherwise a flag that is never set would hold every one of them.
             if self._waiters is not None:
                 self._waiters.remove(waiter)
+
+
+def _release(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -20,7 +20,7 @@ from interlock.runtime.live import LiveRun
 from interlock.runtime.outlet import Outlet
 from interlock.runtime.settings import OPEN_CALLS, Settings
 from interlock.runtime.work import ToolCall
-from interlock.stores.base import Store, commit_or_withdraw
+from interlock.stores.base import Store, commit_in_time
 
 
 class Gate:
@@ -59,7 +59,7 @@ class Gate:
             # The run may have fallen after the answer was given (races 52 and 54).
             run.fence.check(Effect.TOOL)
         ticket = self._store.decide(self._written(call, ToolState.RUNNING))
-        if not await commit_or_withdraw(self._store, ticket, self._settings.commit_seconds):
+        if not await commit_in_time(self._store, ticket, self._settings.commit_seconds):
             self.finish(call, ToolState.FAILED, error="not started: the store did not record it in time")
             raise Unavailable(f"tool {call.name} was not started: the store did not record it in time; try again")
         # The permit. The fence is tested a last time after the commit, and from here to the end of the step nothing

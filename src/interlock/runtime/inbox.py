@@ -44,7 +44,7 @@ from interlock.runtime.senders import Senders
 from interlock.runtime.session import Session
 from interlock.runtime.settings import ARRIVALS
 from interlock.runtime.steering import Steering
-from interlock.stores.base import Loaded, StoreFailed, Ticket, Unsure, commit_or_withdraw
+from interlock.stores.base import Buried, Loaded, StoreFailed, Taken, Ticket, Unsure, is_committed
 
 # If the store does not take a session's first message, messages that arrived up to this long after it are refused too.
 PATIENCE_SECONDS = 0.1
@@ -106,6 +106,13 @@ class Inbox(Inner):
             # message (`held_up`).
             while run.session.reading:
                 await next(iter(run.session.reading)).wait()
+            # Runs that an earlier server left in the session are settled first (races 80 and 81).
+            if self._registry.recovering and (gate := self._registry.gate_of(run.session)) is not None:
+                await gate.wait()
+                if self._registry.gate_of(run.session) is not None and not self._registry.closing:
+                    raise Unavailable(
+                        f"session {run.session.id} could not be settled after the restart; send it again after the next"
+                    )
             if run.admittance.problem is not None:
                 raise run.admittance.problem
             ticket = run.admittance.ticket = self._step(run, known)
@@ -113,7 +120,7 @@ class Inbox(Inner):
                 await self._found(run, ticket)
             # The next collected message is decided on only when this one is committed.
             elif ticket is not None and not run.state.at_work and self._strategy(run) is Strategy.COLLECT:
-                await commit_or_withdraw(self._store, ticket, self._settings.commit_seconds)
+                await is_committed(self._store, ticket, self._settings.commit_seconds)
         except InterlockError as problem:
             self.turn_away(run, problem)
             return False
@@ -129,7 +136,7 @@ class Inbox(Inner):
         If the store does not take it, refuse the arrivals right after it as well: otherwise each of them would become
         the first message in its turn, and wait for COMMIT_SECONDS again.
         """
-        if not await commit_or_withdraw(self._store, ticket, self._settings.commit_seconds):
+        if not await is_committed(self._store, ticket, self._settings.commit_seconds):
             for other in run.session.arrivals or ():
                 if other is not run and other.limits.touched <= run.limits.touched + PATIENCE_SECONDS:
                     other.admittance.problem = Unavailable(
@@ -325,10 +332,10 @@ class Inbox(Inner):
         # killed before the commit, the store has neither, and the sender, who got no ack, sends again (race 75). If the
         # server is killed between commit and ack, the store has both, and the same key gets the same run (race 76).
         # With the ack before the commit, a kill in between would lose an accepted message. If the commit takes too
-        # long, `commit_or_withdraw` asks the store to withdraw the message, and the answer of the store is final: the
-        # message is committed, or never will be. So a refused message cannot turn up later and run. A message that a
-        # stop ended meanwhile is acknowledged with that ending, whatever the store says.
-        inside = await commit_or_withdraw(self._store, ticket, self._settings.commit_seconds)
+        # long, `is_committed` asks the store to withdraw the message, and the answer of the store is final: the message
+        # is committed, or never will be. So a refused message cannot turn up later and run. A message that a stop ended
+        # meanwhile is acknowledged with that ending, whatever the store says.
+        inside = await is_committed(self._store, ticket, self._settings.commit_seconds)
         if into is not None:
             self._collecting.merged(run, into, inside=inside)
             if run.ties.alias is not None:
@@ -399,7 +406,16 @@ class Inbox(Inner):
         run.limits.disarm()
         seat_next(self._registry, run.session)
         problem = Unavailable("the store did not take the message in time; nothing was kept, send it again")
-        self.turn_away(run, ticket.failure if isinstance(ticket.failure, Unsure) else problem)
+        # Another node used or stopped the key since it was read here: the same message, sent again, is told of that.
+        told = isinstance(ticket.failure, Unsure | Taken | Buried)
+        self.turn_away(run, ticket.failure if told and ticket.failure is not None else problem)
+
+    def give_up(self, run: LiveRun, problem: InterlockError) -> None:
+        """Wake whoever waits for a run of a control that has lapsed; a sender without an ack is told the problem."""
+        if not run.admittance.acked.is_set():
+            run.admittance.problem = problem
+        for flag in (run.admittance.acked, run.seated_or_over, run.ended):
+            flag.set()
 
     def turn_away(self, run: LiveRun, problem: InterlockError) -> None:
         """Tell the sender that the message was not accepted; of a message that was stopped, tell the ending instead.

@@ -3,17 +3,19 @@
 A verb that reads the store asks for the right again after the read: another caller may have taken it away meanwhile.
 """
 
+import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import anyio
 import msgspec
 
 from interlock.core import verbs
-from interlock.core.answers import ProcessInfo, Remaining, RunInfo, SessionInfo
+from interlock.core.answers import ProcessInfo, QuestionInfo, Remaining, RunInfo, SessionInfo
 from interlock.core.authority import Action
 from interlock.core.decision import RunRow
-from interlock.core.errors import Unknown, UnknownSession
+from interlock.core.errors import Unavailable, Unknown, UnknownSession
 from interlock.core.events import Entry
 from interlock.core.names import REPORTS, Ending, Principal, ReceiptId, RunId, RunKind, SessionId
 from interlock.core.outcome import Outcome
@@ -21,6 +23,7 @@ from interlock.core.receipt import Receipt
 from interlock.core.story import transcript
 from interlock.core.timeline import Moment, timeline
 from interlock.core.values import count_of, name_of, seconds_of
+from interlock.runtime.approvals import Approvals, info_of_question
 from interlock.runtime.feed import whole_log
 from interlock.runtime.guards import Guard, cut_short
 from interlock.runtime.inside import Inner, Inside
@@ -30,6 +33,8 @@ from interlock.runtime.spawning import Running
 from interlock.runtime.stopping import Stopping
 from interlock.stores.base import READ_SECONDS, read
 
+T = TypeVar("T")
+
 # The form of a run's id; any other name is a key.
 OURS = re.compile(r"r-[0-9a-f]+-[0-9a-f]+")
 
@@ -37,9 +42,10 @@ OURS = re.compile(r"r-[0-9a-f]+-[0-9a-f]+")
 class Looking(Inner):
     """Answers the verbs that change nothing."""
 
-    def __init__(self, inside: Inside, *, stopping: Stopping) -> None:
+    def __init__(self, inside: Inside, *, stopping: Stopping, approvals: Approvals) -> None:
         super().__init__(inside)
         self._stopping = stopping
+        self._approvals = approvals
 
     # Runs
 
@@ -104,6 +110,8 @@ class Looking(Inner):
             rows = await read(self._sight.rows(wanted, by, tree=tree))
         elif stored:
             rows = await read(self._sight.latest(stored, by))
+        elif self._store.shared:
+            rows = await self.soon(self._sight.elsewhere(by)) or []
         known = {run.id for run in alive}
         # Ask after the reads.
         live = [info_of(run) for run in alive if self._sight.may_see(by, run)]
@@ -112,6 +120,20 @@ class Looking(Inner):
             # Raise if the caller sees no such session.
             await self._sight.owned(wanted, by)
         return as_tree([*ended, *live]) if tree else [*ended, *live]
+
+    async def soon(self, asked: Awaitable[list[T]]) -> list[T] | None:
+        """Return what the store knows; None if it does not answer: what is in memory is listed all the same."""
+        with anyio.move_on_after(self._settings.commit_seconds), contextlib.suppress(Unavailable):
+            return await asked
+        return None
+
+    async def questions(self, asked: verbs.Questions, by: Principal) -> list[QuestionInfo]:
+        """List open questions that the caller may answer; with a session, those of its runs and their children."""
+        wanted = None if asked.session is None else SessionId(name_of(asked.session, "session"))
+        here = set(self._registry.questions)
+        rows = await self.soon(self._sight.questions_elsewhere(by)) or [] if self._store.shared else []
+        others = [info_of_question(row) for row in rows if row.id not in here and wanted in (None, row.session)]
+        return [*others, *self._approvals.opened(wanted, by)]
 
     def _alive(self, session: SessionId | None, by: Principal, *, tree: bool = False) -> list[LiveRun]:
         return [

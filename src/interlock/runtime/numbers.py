@@ -40,6 +40,10 @@ class Numbers:
         self._last += 1
         return f"{letter}-{self._boot:x}-{self._last:x}"
 
+    def is_ours(self, name: str) -> bool:
+        """Return whether an id was given by this start."""
+        return name.split("-")[1:2] == [f"{self._boot:x}"]
+
 
 class Count:
     """The positions of one tree under one epoch."""

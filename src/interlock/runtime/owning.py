@@ -70,7 +70,7 @@ class Owning(Inner):
                 await self._keep(Decision(wakes=(row,)))
             # The caller was told of no schedule, so none may stay, also if the caller was cancelled.
             except BaseException:
-                self._endings.insist(Decision(unwakes=(row.id,)))
+                self._endings.store_until_in(Decision(unwakes=(row.id,)))
                 raise
             return self._wakes.add(row)
 

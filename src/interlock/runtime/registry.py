@@ -103,8 +103,8 @@ class Registry:
         self.falls: dict[ReceiptId, Fall] = {}
         self.keys: dict[tuple[Principal, str], LiveRun] = {}
         self.generations = StoredGenerations()
-        # Recovery settles the runs of an earlier start; no run begins.
-        self.recovering = False
+        # Sessions whose runs of an earlier start are not settled, each with its gate: no run of it begins.
+        self.recovering: dict[SessionId, Flag] = {}
         # Control refuses new messages.
         self.closing = False
         # Control publishes nothing more.
@@ -133,6 +133,10 @@ class Registry:
         """Return what numbers a session's events: children's sessions count with the session at the top."""
         session = self.sessions.get(session_id)
         return self.positions.of(session_id if session is None or session.home is None else session.home.id)
+
+    def gate_of(self, session: Session) -> Flag | None:
+        """Return the gate of a session that recovery has not settled yet; children are settled with their home."""
+        return self.recovering.get(session.id if session.home is None else session.home.id)
 
     @contextmanager
     def pinned(self, session_id: SessionId) -> Iterator[Session]:

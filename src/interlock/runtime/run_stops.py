@@ -129,7 +129,7 @@ class RunStops(Inner):
         """Store the result of a stop with a key that ended nothing itself; the caller need not wait for it."""
         receipt = None if ended is None or ended.fall is None else ended.fall.id
         rows = call.decide(at=now, receipt=receipt, already=already if ended is None else _ending(ended))
-        return self._endings.insist(Decision(stops=rows)) if rows and not self._registry.closed else None
+        return self._endings.store_until_in(Decision(stops=rows)) if rows and not self._registry.closed else None
 
     async def _noted(self, call: StopCall, receipt: Receipt) -> Receipt:
         """Store the key of a stop that found this receipt, and return the receipt."""
@@ -180,10 +180,34 @@ class RunStops(Inner):
             return await asked
         return None
 
+    # Runs that recovery has not settled
+
+    def _after_recovery(self, call: StopCall, stop: Callable[[], Receiving]) -> Receiving:
+        """Call `stop` once recovery has settled every session: the run that it names may be in any of them."""
+        until, gates = self.until(), list(self._registry.recovering.values())
+
+        async def settled() -> Receipt:
+            for gate in gates:
+                await gate.wait()
+            return await stop()()
+
+        return self._answered_by(self._own(call, settled, always=True), call, until)
+
+    def _answered_by(self, stop: Receiving, call: StopCall, until: float) -> Receiving:
+        """Answer by an instant; a stop that recovery keeps waiting longer goes on, and found nothing so far."""
+
+        async def answer() -> Receipt:
+            receipt = await self.soon(stop(), until)
+            return receipt or nothing(session=None, by=call.by, now=self._clock.wall(), durable=False)
+
+        return answer
+
     # A run
 
     def run(self, run_id: RunId, call: StopCall) -> Receiving:
         """End one run, in whatever state it is; its session's queue goes on."""
+        if self._registry.recovering and run_id not in self._registry.runs:
+            return self._after_recovery(call, lambda: self._run(run_id, call))
         return self._sure(self._registry.runs.get(run_id), call, lambda: self._run(run_id, call))
 
     def _sure(self, run: LiveRun | None, call: StopCall, stop: Callable[[], Receiving]) -> Receiving:
@@ -245,6 +269,10 @@ class RunStops(Inner):
 
     def message(self, key: str, call: StopCall) -> Receiving:
         """End the caller's message with this key; if it has not arrived yet, it will be born stopped (race 1)."""
+        if self._registry.recovering and (call.by, key) not in self._registry.keys:
+            # The message may still arrive, and is born stopped then.
+            self._registry.bury(Tombstone(principal=call.by, key=key))
+            return self._after_recovery(call, lambda: self._message(key, call))
         return self._sure(self._registry.keys.get((call.by, key)), call, lambda: self._message(key, call))
 
     def _message(self, key: str, call: StopCall) -> Receiving:
@@ -253,7 +281,7 @@ class RunStops(Inner):
             return self._live(run.absorber_or_self, call)
         tombstone = Tombstone(principal=call.by, key=key)
         self._registry.bury(tombstone)
-        written = None if self._registry.closed else self._endings.insist(Decision(tombstones=(tombstone,)))
+        written = None if self._registry.closed else self._endings.store_until_in(Decision(tombstones=(tombstone,)))
         return self._own(call, partial(self._bury, key, call, written))
 
     async def _bury(self, key: str, call: StopCall, written: Ticket | None) -> Receipt:

@@ -20,6 +20,7 @@ from interlock.runtime.live import RUN_SESSION, LiveRun, own_session
 from interlock.runtime.naming import Anothers
 from interlock.runtime.settings import FALLS
 from interlock.runtime.stage import Stage
+from interlock.stores.base import WITHDRAW_SECONDS, Ticket, Unsure
 
 
 class Sending(Inner):
@@ -76,7 +77,7 @@ class Sending(Inner):
         return partial(self._sent, run, run.admittance.acked.is_set())
 
     async def _sent(self, run: LiveRun, again: bool) -> Sent:
-        await run.admittance.acked.wait()
+        await self._acked(run)
         if run.admittance.problem is not None:
             raise run.admittance.problem.with_traceback(None)
         # The message ended before it was seated: answer when its ending is public.
@@ -86,6 +87,17 @@ class Sending(Inner):
         # An aliased run ends when the run that absorbed it ends.
         over = again and run.absorber_or_self.ended.is_set()
         return msgspec.structs.replace(run.admittance.sent, state=State.ENDED) if over else run.admittance.sent
+
+    async def _acked(self, run: LiveRun) -> None:
+        """Wait for the ack; raise Unsure if the store does not say whether it has the message.
+
+        The message itself goes on: it runs if the store has it, and is withdrawn if the store never will.
+        """
+        asked: Ticket | None = None
+        while not await run.admittance.acked.within(self._settings.commit_seconds + WITHDRAW_SECONDS):
+            if asked is not None and run.admittance.ticket is asked and not asked.answered:
+                raise Unsure("the store does not say whether it has the message; send it again with the same key")
+            asked = run.admittance.ticket
 
     def agent(self, name: str | None) -> str | None:
         """Return an agent's name, or raise if no agent has it; None names the agent that control serves."""

@@ -59,9 +59,9 @@ class Sharing(Inner):
         if row.may is None or (row.may, before) == (May.READ, May.WRITE):
             if before is not None:
                 self._set(session, row.principal, row.may)
-            # Until the store has the change, `insist` keeps the session in memory: loaded from the store it would
-            # have the share again.
-            ticket = self._endings.insist(decision, session)
+            # Until the store has the change, `store_until_in` keeps the session in memory: loaded from the store, it
+            # would have the share again.
+            ticket = self._endings.store_until_in(decision, session)
             await ticket.within(self._settings.commit_seconds)
             return _shared(session, durable=ticket.inside)
         ticket = self._store.decide(decision)

@@ -130,6 +130,25 @@ class Sight:
         of = None if self._authority.may(Action.SEE_RUN, by) else by
         return [row for row in await self._store.runs(None, limit=limit, of=of) if await self.may_see_row(by, row)]
 
+    async def elsewhere(self, by: Principal) -> list[RunRow]:
+        """Return stored runs without an ending that another control has, and that the caller may see.
+
+        Memory knows all of this control's, and each of those as it is now.
+        """
+        of = None if self._authority.may(Action.SEE_RUN, by) else by
+        rows = [row for row in await self._store.open_runs(of=of) if not self._is_here(row.id, row.home or row.session)]
+        return [row for row in rows if await self.may_see_row(by, row)]
+
+    async def questions_elsewhere(self, by: Principal) -> list[QuestionRow]:
+        """Return stored open questions of runs that another control has, and that the caller may answer."""
+        rows = [row for row in await self._store.open_questions() if not self._is_here(row.run_id, row.session)]
+        return [row for row in rows if await self.may_answer_row(by, row)]
+
+    def _is_here(self, run_id: RunId, session: SessionId) -> bool:
+        """Return whether this control has a run or has had it; one that is not in memory is over."""
+        registry = self._registry
+        return run_id in registry.runs or registry.numbers.is_ours(run_id) or session in registry.recovering
+
     async def sessions(self, limit: int, by: Principal) -> list[SessionInfo]:
         """Return stored sessions that the caller may see, the latest first."""
         of = None if self._authority.may(Action.SEE_SESSION, by) else by

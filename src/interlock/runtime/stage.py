@@ -37,7 +37,7 @@ from interlock.runtime.run import Message, Part
 from interlock.runtime.spawning import Spawning
 from interlock.runtime.tool import describe_error
 from interlock.runtime.verbs import Verbs
-from interlock.stores.base import Unsure, commit_or_withdraw
+from interlock.stores.base import Unsure, commit_in_time
 
 
 class Stage(Inner):
@@ -125,12 +125,12 @@ class Stage(Inner):
         rows = () if on_record else (self._registry.session_row(run.session),)
         mark = Decision(sessions=rows, starts=(run.id,))
         ticket = self._store.decide(mark)
-        inside = await commit_or_withdraw(self._store, ticket, self._settings.commit_seconds)
+        inside = await commit_in_time(self._store, ticket, self._settings.commit_seconds)
         while not inside and run.arrival.kind is RunKind.ANNOUNCE and not run.fallen and not self._registry.closing:
             # An announcement has no sender who would send it again, so its start is tried until the store takes it.
             await anyio.sleep(self._settings.retry_seconds)
             ticket = self._store.decide(mark)
-            inside = await commit_or_withdraw(self._store, ticket, self._settings.commit_seconds)
+            inside = await commit_in_time(self._store, ticket, self._settings.commit_seconds)
         if run.fallen:
             return False
         if not inside:

@@ -46,6 +46,6 @@ class Steering(Inner):
         if taken:
             # The store is not waited for. If this write is not committed when the run's next tool call is stored, the
             # aliases go into the store with that call (`Gate._written`).
-            ticket = self._endings.insist(Decision(aliases=tuple((message.id, run.id) for message in taken)))
+            ticket = self._endings.store_until_in(Decision(aliases=tuple((message.id, run.id) for message in taken)))
             for message in taken:
                 message.ties.alias_written(ticket)

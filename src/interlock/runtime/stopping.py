@@ -54,19 +54,24 @@ class Stopping(RunStops):
         return msgspec.structs.replace(receipt, durable=receipt.durable and durable)
 
     def _stop_session(self, session_id: SessionId, call: StopCall, order: Order | None, queue: bool) -> Receiving:
-        session = self._registry.sessions.get(session_id)
-        if session is None or self._registry.closed:
+        session, gated = self._registry.sessions.get(session_id), session_id in self._registry.recovering
+        if self._registry.closed or (session is None and not gated):
             return self._own(call, partial(self._absent, session_id, call))
-        arriving = frozenset[LiveRun]() if session.loaded else frozenset(session.arrivals or ())
-        unsure = any(self._inbox.senders.unsure(run) for run in arriving)
-        if unsure or not all(self._may(call.by, run) for run in arriving):
+        loaded = session is None or (session.loaded and not gated)
+        arriving = frozenset[LiveRun]() if session is None or loaded else frozenset(session.arrivals or ())
+        unsure = gated or any(self._inbox.senders.unsure(run) for run in arriving)
+        if session is None or unsure or not all(self._may(call.by, run) for run in arriving):
             return self._loaded(session_id, call, lambda here: self._stop_here(here, call, order, queue, arriving))
         # The pin forgets the session again if the stop leaves nothing of it but a raised generation.
         with self._registry.pinned(session_id):
             return self._stop_here(session, call, order, queue)
 
     def _loaded(self, session_id: SessionId, call: StopCall, decide: Callable[[Session], Receiving]) -> Receiving:
-        """Read whose session it is, then decide. From this step until then no arrival of the session is decided on."""
+        """Read whose session it is, then decide. From this step until then no arrival of the session is decided on.
+
+        If recovery has not settled the session, the stop decides after that, in whatever time: otherwise a message that
+        an earlier server accepted would begin after the stop was answered.
+        """
         held = contextlib.ExitStack()
         session = held.enter_context(self._registry.pinned(session_id))
         held.enter_context(session.held_up())
@@ -74,11 +79,14 @@ class Stopping(RunStops):
 
         async def load_and_decide() -> Receipt:
             with held:
+                if (gate := self._registry.gate_of(session)) is not None:
+                    await gate.wait()
                 await self._load(session, call.by, until)
                 answer = decide(session)
             return await answer()
 
-        return self._own(call, load_and_decide, always=True)
+        told = self._own(call, load_and_decide, always=True)
+        return self._answered_by(told, call, until) if session_id in self._registry.recovering else told
 
     def _stop_here(
         self,
@@ -97,14 +105,14 @@ class Stopping(RunStops):
     def _mark(self, mark: StopMark) -> Ticket | None:
         """Remember a stop by its place in its channel: messages written before it may still arrive."""
         self._registry.mark((mark,))
-        return None if self._registry.closed else self._endings.insist(Decision(marks=(mark,)))
+        return None if self._registry.closed else self._endings.store_until_in(Decision(marks=(mark,)))
 
     def reset(self, session_id: SessionId, call: StopCall) -> Receiving:
         """End everything of a session and let its transcript begin anew; the generation goes on rising."""
         if self._registry.closed:
             raise Unavailable("this control is closed; reset the session at the next one")
         session = self._registry.sessions.get(session_id)
-        if session is None or not session.loaded:
+        if session is None or not session.loaded or session_id in self._registry.recovering:
             arrived = frozenset[LiveRun]() if session is None else frozenset(session.arrivals or ())
             return self._loaded(session_id, call, lambda here: self._reset_here(here, call, arrived))
         return self._reset_here(session, call)
@@ -182,7 +190,7 @@ class Stopping(RunStops):
         if session.seat is None and session.stored and self._may_stop_session(by, session):
             self._registry.generations.rise(session.id)
             decision = Decision(sessions=(self._registry.session_row(session),))
-            written.append(None if self._registry.closed else self._endings.insist(decision, session))
+            written.append(None if self._registry.closed else self._endings.store_until_in(decision, session))
 
         async def answer() -> Receipt:
             kept = [await self.soon(each, until) is not None for each in written if each is not None]
@@ -250,8 +258,8 @@ def _at_work(run: LiveRun) -> bool:
 
 
 def _was_there(run: LiveRun, arrived: Collection[LiveRun] | None) -> bool:
-    """Return whether a run is one of those that a stop means: all that it finds, or those that had arrived."""
-    return arrived is None or run in arrived
+    """Return whether a run is one that a stop means: all that it finds, without those that arrived behind it."""
+    return arrived is None or not run.state.undecided or run in arrived
 
 
 def _everyone(session: Session) -> list[LiveRun]:

@@ -19,6 +19,7 @@ from interlock.core.names import Ending, Principal, ReceiptId, RunId, SessionId
 from interlock.core.receipt import Receipt, nothing
 from interlock.core.values import name_of, order_of
 from interlock.core.verbs import Reset, Stop, StopAll
+from interlock.runtime.flag import Flag
 from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.registry import StopCall
 from interlock.runtime.run_stops import Receiving
@@ -84,8 +85,28 @@ class Stops(Inner):
     def stop_all(self, asked: StopAll, by: Principal) -> Answering[list[Receipt]]:
         """Stop every session that has a run or a detached process, in one step; a child falls with its home.
 
-        With `of`, stop that principal's sessions, and the runs it started in the sessions of others.
+        With `of`, stop that principal's sessions, and the runs it started in the sessions of others. What recovery has
+        not settled is not in memory, and is stopped when it is settled.
         """
+        now, gates = self._stop_every(asked, by), list(self._registry.recovering.values())
+        if not gates:
+            return now
+        behind = self._crew.start(self._stop_settled(gates, asked, by), name="a stop of everything")
+
+        async def both() -> list[Receipt]:
+            receipts = await now()
+            if behind is not None:
+                await asyncio.wait([behind], timeout=self._settings.commit_seconds)
+            return receipts + (behind.result() if behind is not None and behind.done() else [])
+
+        return both
+
+    async def _stop_settled(self, gates: Sequence[Flag], asked: StopAll, by: Principal) -> list[Receipt]:
+        for gate in gates:
+            await gate.wait()
+        return await self._stop_every(asked, by)()
+
+    def _stop_every(self, asked: StopAll, by: Principal) -> Answering[list[Receipt]]:
         seen = [run for run in self._registry.runs.values() if self._sight.may_see(by, run) and not run.fallen]
         held = [each.id for each in self._registry.sessions.values() if self._stopping.detached(each, by)]
         # A child is stopped through its home. Stopped alone, a detached child would announce its ending there, and the

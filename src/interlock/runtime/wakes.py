@@ -101,7 +101,7 @@ class Wakes(Inner):
             return None
         if armed.timer is not None:
             armed.timer.cancel()
-        return self._endings.insist(Decision(unwakes=(wake_id,)))
+        return self._endings.store_until_in(Decision(unwakes=(wake_id,)))
 
     def close(self) -> None:
         """Fire no more; the schedules stay in the store."""

@@ -2,16 +2,19 @@
 
 1. `decide` is a plain function that enqueues at once, so store order is decision order. One Decision is one
    transaction.
-2. A ticket answers once, with a Verdict or an error. `withdraw` makes the answer conclusive: in the store, or never.
+2. A ticket answers once, with a Verdict or an error. `withdraw` makes the answer conclusive: in the store, or never. A
+   store that does not answer within WITHDRAW_SECONDS leaves it open (`Unsure`).
 3. `append` never delays a decision. It returns True if reads see the event now; if not, the store says when they do
    (`tell_written`). The runtime's `Unwritten` holds the events in between.
 4. A read or a write that cannot be done raises StoreFailed. The runtime bounds how long it waits.
 5. Writes are conditional, so that a store can be shared by several nodes one day: nothing is read, changed in Python
-   and written back. An ending is written where none stands, a generation only rises, and a write under an older
-   generation is refused.
+   and written back. An ending is written where none stands, a generation only rises. A Decision is refused whole if
+   it admits a message under a key that another run has (`Taken`) or that was stopped (`Buried`), or if it comes under
+   an older generation (`Expelled`).
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -43,7 +46,9 @@ T = TypeVar("T")
 Written = Callable[[Sequence[Event], Sequence[EpochRow]], None]
 """Hears which events and epochs are written, in the loop."""
 
+ABANDONED = "this control has lapsed: nothing more is kept"
 READ_SECONDS = 5.0
+WITHDRAW_SECONDS = 1.0
 
 
 class StoreFailed(Unavailable):
@@ -51,11 +56,26 @@ class StoreFailed(Unavailable):
 
 
 class Unsure(StoreFailed):
-    """The disk failed: whether the write was kept is unknown, and the store accepts nothing more before a restart."""
+    """Whether the write was kept is unknown: the disk failed, or the store does not answer. Send the same key again."""
 
 
-class OldToken(StoreFailed):
-    """The write came under a writer right that has passed to another run; nothing of it was or will be kept."""
+class Expelled(StoreFailed):
+    """The write came under a writer right that has passed on; nothing of it was or will be kept. Never tried again."""
+
+
+class Taken(StoreFailed):
+    """The message's key has named another run before; nothing of the Decision was kept."""
+
+    def __init__(self, row: KeyRow) -> None:
+        super().__init__(f"key {row.key!r} was used before, for run {row.run_id}; nothing was kept, send it again")
+        self.row = row
+
+
+class Buried(StoreFailed):
+    """The message's key was stopped before the message arrived; nothing of the Decision was kept."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"key {key!r} was stopped before its message arrived; nothing was kept, send it again")
 
 
 class Ticket:
@@ -121,6 +141,12 @@ class Ticket:
                 timer.cancel()
         return self._answered
 
+    async def certain(self) -> bool:
+        """Return whether the decision is in the store; raise Unsure if the store does not say in time."""
+        if not await self.within(WITHDRAW_SECONDS):
+            raise Unsure("the store does not say whether it has this; send it again with the same key")
+        return self.inside
+
     def __await__(self) -> Generator[Any, None, Verdict]:
         yield from self.within(None).__await__()
         if self._error is not None:
@@ -179,6 +205,9 @@ class Log(Protocol):
 class Store(Log, Protocol):
     """Remembers sessions, messages, endings and events."""
 
+    shared: bool
+    """Whether other controls may use the store too: what those run is listed from the store."""
+
     clean: bool
     """Once open: whether the server before this one closed the store, so that nothing was cut short."""
 
@@ -197,12 +226,19 @@ class Store(Log, Protocol):
         """Finish what was accepted and release the store; without `clean` the next start sees an unclean end."""
         ...
 
+    def abandon(self) -> None:
+        """Keep nothing more: refuse what waits and what comes, and drop events that are not written."""
+        ...
+
     def decide(self, decision: Decision) -> Ticket:
         """Enqueue one transaction at once."""
         ...
 
     async def withdraw(self, ticket: Ticket) -> bool:
-        """Answer the ticket; return True if its decision is in the store, False if it never will be."""
+        """Answer the ticket; return True if its decision is in the store, False if it never will be.
+
+        Raise Unsure if that is not known within WITHDRAW_SECONDS.
+        """
         ...
 
     def append(self, event: Event, epoch: EpochRow | None = None) -> bool:
@@ -257,12 +293,23 @@ class Store(Log, Protocol):
         """
         ...
 
+    async def open_runs(self, *, of: Principal | None = None) -> tuple[RunRow, ...]:
+        """Return the runs of all sessions that have no ending, without aliased ones; with `of` as `runs` has it."""
+        ...
+
+    async def open_questions(self) -> tuple[QuestionRow, ...]:
+        """Return the open questions of all runs, oldest first."""
+        ...
+
     async def unsettled(self) -> tuple[SessionId, ...]:
-        """Return the sessions with runs that have no ending, or whose ending the log does not tell; oldest first."""
+        """Return the sessions with unsettled runs, in them or in the children below; the oldest run's first."""
         ...
 
     async def unsettled_runs(self, session: SessionId) -> tuple[RunRow, ...]:
-        """Return a session's unsettled runs in the order they were admitted, without aliased ones."""
+        """Return a session's unsettled runs in the order they were admitted, then those of the children below it.
+
+        Aliased runs are left out.
+        """
         ...
 
     async def parts(self, run_id: RunId) -> tuple[RunRow, ...]:
@@ -318,8 +365,27 @@ async def read(asked: Awaitable[T]) -> T:
 
 
 async def commit_or_withdraw(store: Store, ticket: Ticket, seconds: float) -> bool:
-    """Return whether a decision is in the store; after so many seconds withdraw it, which makes the answer final."""
+    """Return whether a decision is in the store; after so many seconds withdraw it, which makes the answer final.
+
+    Raise Unsure if the store does not say in time whether it has the decision.
+    """
     if not await ticket.within(seconds):
         with anyio.CancelScope(shield=True):
             await store.withdraw(ticket)
     return ticket.inside
+
+
+async def commit_in_time(store: Store, ticket: Ticket, seconds: float) -> bool:
+    """Return whether a decision is known to be in the store; False also if the store does not say."""
+    with contextlib.suppress(Unsure):
+        return await commit_or_withdraw(store, ticket, seconds)
+    return False
+
+
+async def is_committed(store: Store, ticket: Ticket, seconds: float) -> bool:
+    """Return whether a decision is in the store; wait until the store says so, however long that takes."""
+    while True:
+        try:
+            return await commit_or_withdraw(store, ticket, seconds)
+        except Unsure:
+            await ticket.within(None)

@@ -25,12 +25,13 @@ from interlock.core.names import (
     Drain,
     Principal,
     QuestionId,
+    QuestionState,
     ReceiptId,
     RunId,
     SessionId,
 )
 from interlock.core.receipt import Receipt
-from interlock.stores.base import Loaded, OldToken, Page, Pruned, StoreFailed, Ticket, Written, is_unsettled
+from interlock.stores.base import ABANDONED, Expelled, Loaded, Page, Pruned, StoreFailed, Ticket, Written, is_unsettled
 from interlock.stores.memory_rows import MemoryRows, SessionLog
 
 
@@ -46,6 +47,8 @@ class Faults:
 class MemoryStore(MemoryRows):
     """Keeps everything in this process and loses it with the process."""
 
+    shared = False
+
     def __init__(self, *, latency_seconds: float = 0.0) -> None:
         super().__init__()
         self.faults = Faults()
@@ -55,10 +58,11 @@ class MemoryStore(MemoryRows):
         self._line: deque[Ticket] = deque()
         # Decisions that were carried out and whose answer was lost (`Faults.lose`).
         self._lost: dict[Ticket, Verdict] = {}
-        self._flushing = False
+        self._flushing = self._abandoned = False
         self._resumed = asyncio.Event()
 
     async def open(self) -> int:
+        self._abandoned = False
         self.clean = self._closed_boot == self._boot
         highest = max(self._epochs.values(), default=0)
         # By as many as the server before may have published and not written (`Store.epoch`).
@@ -70,12 +74,20 @@ class MemoryStore(MemoryRows):
     async def close(self, *, clean: bool = True) -> None:
         if not self.faults.stall:
             self._flush()
-            self._closed_boot = self._boot if clean else self._closed_boot
+            self._closed_boot = self._boot if clean and not self._abandoned else self._closed_boot
+
+    def abandon(self) -> None:
+        self._abandoned = True
+        while self._line:
+            self._line.popleft().refuse(Expelled(ABANDONED))
 
     # Decisions
 
     def decide(self, decision: Decision) -> Ticket:
         ticket = Ticket(decision)
+        if self._abandoned:
+            ticket.refuse(Expelled(ABANDONED))
+            return ticket
         self._line.append(ticket)
         if not self._flushing:
             self._flushing = True
@@ -93,11 +105,7 @@ class MemoryStore(MemoryRows):
             return False
         if (lost := self._lost.pop(ticket, None)) is not None:
             ticket.accept(lost)
-        try:
-            await ticket
-        except StoreFailed:
-            return False
-        return True
+        return await ticket.certain()
 
     def resume(self) -> None:
         """Clear every fault and go on with what waits."""
@@ -114,8 +122,8 @@ class MemoryStore(MemoryRows):
             if self.faults.fail:
                 ticket.refuse(StoreFailed("the store refused the write; send it again later"))
                 continue
-            if self._outdated(ticket.decision):
-                ticket.refuse(OldToken("the session's writer right has passed to another run; this one is over"))
+            if (refusal := self._refusal(ticket.decision)) is not None:
+                ticket.refuse(refusal)
                 continue
             verdict = self._carry_out(ticket.decision)
             if self.faults.lose:
@@ -127,6 +135,8 @@ class MemoryStore(MemoryRows):
     # Events
 
     def append(self, event: Event, epoch: EpochRow | None = None) -> bool:
+        if self._abandoned:
+            return True
         if epoch is not None:
             self._store_epoch(epoch)
         log = self._logs.get(event.session)
@@ -222,6 +232,14 @@ class MemoryStore(MemoryRows):
         ids = [*self._runs_of.get(session, ()), *(self._children_of.get(session, ()) if tree else ())]
         return tuple(self._runs[run_id] for run_id in ids if run_id in self._runs)
 
+    async def open_runs(self, *, of: Principal | None = None) -> tuple[RunRow, ...]:
+        waiting = (row for row in await self.runs(None, limit=-1, of=of) if row.outcome is None and row.alias is None)
+        return tuple(waiting)
+
+    async def open_questions(self) -> tuple[QuestionRow, ...]:
+        await self._readable()
+        return tuple(row for row in self._questions.values() if row.state is QuestionState.OPEN)
+
     def _is_of(self, row: RunRow, principal: Principal) -> bool:
         session, home = self._sessions.get(row.session), self._session(row.home or row.session)
         owns = session is not None and session.owner == principal
@@ -229,10 +247,11 @@ class MemoryStore(MemoryRows):
 
     async def unsettled(self) -> tuple[SessionId, ...]:
         await self._readable()
-        return tuple(dict.fromkeys(row.session for row in self._runs.values() if is_unsettled(row)))
+        return tuple(dict.fromkeys(row.home or row.session for row in self._runs.values() if is_unsettled(row)))
 
     async def unsettled_runs(self, session: SessionId) -> tuple[RunRow, ...]:
-        return tuple(row for row in await self.runs(session) if is_unsettled(row))
+        tree = await self.runs(session, tree=True)
+        return tuple(row for row in tree if is_unsettled(row) and session == (row.home or row.session))
 
     async def parts(self, run_id: RunId) -> tuple[RunRow, ...]:
         await self._readable()

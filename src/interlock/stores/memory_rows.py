@@ -42,6 +42,7 @@ from interlock.core.names import (
 from interlock.core.outcome import Outcome
 from interlock.core.receipt import Receipt
 from interlock.stores import bounds
+from interlock.stores.base import Buried, Expelled, StoreFailed, Taken
 
 # For each new row at most this many of the oldest are checked for being over, so that adding stays cheap.
 OLDEST_SEEN = 200
@@ -110,10 +111,21 @@ class MemoryRows:
         self._epochs: dict[SessionId, int] = {}
         self._floor = 0
 
-    def _outdated(self, decision: Decision) -> bool:
+    def _refusal(self, decision: Decision) -> StoreFailed | None:
+        """Return why a decision is not carried out; None if nothing speaks against it."""
         writer = decision.writer
         known = None if writer is None else self._sessions.get(writer.session)
-        return writer is not None and known is not None and known.generation > writer.generation
+        if writer is not None and known is not None and known.generation > writer.generation:
+            return Expelled("the session's writer right has passed to another run; this one is over")
+        for run in decision.admissions:
+            if run.key is None or run.id in self._runs:
+                continue
+            used = self._keys.get(run.principal, OrderedDict()).get(run.key)
+            if used is not None and used.run_id not in (run.id, run.alias):
+                return Taken(used)
+            if run.key in self._tombstones.get(run.principal, ()):
+                return Buried(run.key)
+        return None
 
     def _carry_out(self, decision: Decision) -> Verdict:
         # One decision is carried out in one step of the loop, so no reader sees half of it: here that is the

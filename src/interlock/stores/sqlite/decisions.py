@@ -7,10 +7,10 @@ So decisions of which no two touch the same row are carried out together, each s
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 
-from interlock.core.decision import Decision, Verdict
+from interlock.core.decision import Decision, RunRow, Verdict
 from interlock.core.names import RunId
 from interlock.core.outcome import Outcome
-from interlock.stores.base import OldToken, StoreFailed
+from interlock.stores.base import Buried, Expelled, StoreFailed, Taken
 from interlock.stores.sqlite import rows
 from interlock.stores.sqlite.schema import many, statements
 
@@ -58,7 +58,7 @@ def _names(decision: Decision) -> list[str]:
     names: list[str] = [*decision.starts]
     names += [row.id for row in decision.sessions]
     names += [name for run in (*decision.admissions, *decision.endings) for name in (run.id, run.session)]
-    names += [key.run_id for key in decision.keys]
+    names += [name for key in decision.keys for name in (key.run_id, f"{key.principal}\0{key.key}")]
     names += [run.id for receipt in decision.receipts for run in receipt.runs]
     return names
 
@@ -69,9 +69,11 @@ def _carry_out(db: sqlite3.Connection, decisions: list[Decision]) -> list[Answer
     if first.writer is not None:
         known = db.execute(SQL["writer_right"], (first.writer.session,)).fetchone()
         if known is not None and known[0] > first.writer.generation:
-            return [OldToken("the session's writer right has passed to another run; this one is over")]
+            return [Expelled("the session's writer right has passed to another run; this one is over")]
     many(db, SQL["keep_session"], [rows.of_session(row) for each in decisions for row in each.sessions])
-    many(db, SQL["admit_run"], [rows.of_run(run) for each in decisions for run in each.admissions])
+    admitted = [run for each in decisions for run in each.admissions]
+    if many(db, SQL["admit_run"], [rows.of_run(run) for run in admitted]) < len(admitted):
+        _need_own_keys(db, admitted)
     endings = [run for each in decisions for run in each.endings]
     receipts = [receipt for each in decisions for receipt in each.receipts]
     drained = {run.id for each in receipts for run in each.runs if run.outcome.drained}
@@ -95,6 +97,18 @@ def _carry_out(db: sqlite3.Connection, decisions: list[Decision]) -> list[Answer
         receipts = [each for each in receipts if not each.runs or any(_is_kept(db, run.id) for run in each.runs)]
     many(db, SQL["keep_receipt"], [rows.of_receipt(receipt) for receipt in receipts])
     return [_verdict(each, found) if found else IN for each in decisions]
+
+
+def _need_own_keys(db: sqlite3.Connection, admitted: Sequence[RunRow]) -> None:
+    """Raise if a run was not admitted because its key is another run's, or was stopped.
+
+    A run that was admitted before is not admitted twice, and that is no reason to refuse.
+    """
+    for run in admitted:
+        if run.key is None or _is_kept(db, run.id):
+            continue
+        used = db.execute(SQL["used_key"], (run.principal, run.key)).fetchone()
+        raise Buried(run.key) if used is None else Taken(rows.key_of(used))
 
 
 def _verdict(decision: Decision, found: dict[RunId, Outcome]) -> Verdict:

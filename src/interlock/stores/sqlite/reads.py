@@ -99,6 +99,12 @@ class Reads:
         )
         return tuple(map(rows.run_of, found))
 
+    async def open_runs(self, *, of: Principal | None = None) -> tuple[RunRow, ...]:
+        return tuple(map(rows.run_of, await self._all("open_runs", of)))
+
+    async def open_questions(self) -> tuple[QuestionRow, ...]:
+        return tuple(map(rows.question_of, await self._all("open_questions")))
+
     async def unsettled(self) -> tuple[SessionId, ...]:
         return tuple(SessionId(row[0]) for row in await self._all("unsettled"))
 

@@ -43,6 +43,8 @@ SQL = statements("decisions")
 class SqliteStore(Reads):
     """Keeps everything in DIR/interlock.db."""
 
+    shared = False
+
     def __init__(self, directory: str | os.PathLike[str], *, keep_days: float = KEEP_DAYS) -> None:
         super().__init__(directory)
         self.keep_days = keep_days
@@ -126,6 +128,9 @@ class SqliteStore(Reads):
         if self._writer is not None:
             await self._writer.close(clean=clean)
 
+    def abandon(self) -> None:
+        self._writing.abandon()
+
     @property
     def _writing(self) -> Writer:
         assert self._writer is not None, "the store is not open"
@@ -143,11 +148,7 @@ class SqliteStore(Reads):
         if self._writing.withdraw(ticket):
             ticket.refuse(StoreFailed("the store did not accept the write in time and never will; send it again"))
             return False
-        try:
-            await ticket
-        except StoreFailed:
-            return False
-        return True
+        return await ticket.certain()
 
     # Events
 

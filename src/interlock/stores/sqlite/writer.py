@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 from interlock.core.decision import Decision
 from interlock.core.names import Drain
-from interlock.stores.base import StoreFailed, Ticket, Written
+from interlock.stores.base import ABANDONED, Expelled, StoreFailed, Ticket, Written
 from interlock.stores.sqlite.checkpoints import Checkpoints
 from interlock.stores.sqlite.decisions import SQL, Answer, carry_out
 from interlock.stores.sqlite.events import Events, Taken
@@ -116,6 +116,10 @@ class Writer:
                 return False
             del self._line[ticket]
             return True
+
+    def abandon(self) -> None:
+        """Write nothing more, apart from a transaction that is being written, and refuse every decision."""
+        self._die(Expelled(ABANDONED))
 
     def flush(self) -> None:
         """Write events now."""
@@ -411,4 +415,6 @@ def _refused(error: Exception) -> StoreFailed:
 
 
 def _unfit(error: Exception) -> StoreFailed:
+    if isinstance(error, StoreFailed):
+        return error
     return StoreFailed(f"the store cannot hold this decision ({reason(error)}); nothing was kept")

@@ -46,11 +46,21 @@ ON CONFLICT (session, principal) DO UPDATE SET may = excluded.may, at = excluded
 UPDATE sessions SET generation = generation + 1 WHERE id = ?;
 
 -- name: admit_run
--- Admit a message, once.
+-- Admit a message, once, unless its key is another run's or was stopped.
 INSERT INTO runs (id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
     generation, started, ending, outcome, cut, told, instructions, announce)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+WITH given (id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
+    generation, started, ending, outcome, cut, told, instructions, announce)
+    AS (VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?))
+SELECT * FROM given WHERE key IS NULL OR NOT (
+    EXISTS (SELECT 1 FROM keys used WHERE used.principal = given.principal AND used.key = given.key
+        AND used.run_id NOT IN (given.id, coalesce(given.alias, given.id)))
+    OR EXISTS (SELECT 1 FROM tombstones t WHERE t.principal = given.principal AND t.key = given.key))
 ON CONFLICT (id) DO NOTHING;
+
+-- name: used_key
+-- The first use of a key.
+SELECT principal, key, method, digest, run_id, generation, superseded FROM keys WHERE principal = ? AND key = ?;
 
 -- name: end_run
 -- Write an ending where none stands; `lost` is a guess and yields. A run that was never seated, in a session without a

@@ -64,16 +64,32 @@ WHERE ?2 IS NULL OR session IN (SELECT id FROM sessions WHERE owner = ?2)
     OR coalesce(home, session) IN (SELECT session FROM shares WHERE principal = ?2 AND may IS NOT NULL)
 ORDER BY serial DESC LIMIT ?1;
 
+-- name: open_runs
+-- Runs of all sessions that have no ending, or of those that a principal owns or that are shared with it.
+SELECT id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
+    generation, started, outcome, cut, told, instructions, announce, drained FROM runs INDEXED BY runs_unsettled
+WHERE ((ending IS NULL AND alias IS NULL) OR (ending IS NOT NULL AND told = 0)) AND ending IS NULL
+    AND (?1 IS NULL OR session IN (SELECT id FROM sessions WHERE owner = ?1)
+        OR coalesce(home, session) IN (SELECT session FROM shares WHERE principal = ?1 AND may IS NOT NULL))
+ORDER BY serial;
+
+-- name: open_questions
+-- Open questions of all runs.
+SELECT id, run_id, session, principal, text, choices, state, answer, "by" FROM questions INDEXED BY questions_open
+WHERE state = 'open' ORDER BY serial;
+
 -- name: unsettled
--- Sessions with runs that have no ending, or whose ending the log does not tell.
-SELECT session FROM runs INDEXED BY runs_unsettled WHERE (ending IS NULL AND alias IS NULL) OR (ending IS NOT NULL AND told = 0)
-GROUP BY session ORDER BY min(serial);
+-- The sessions at the top of trees with runs that have no ending, or whose ending the log does not tell.
+SELECT coalesce(home, session) FROM runs INDEXED BY runs_unsettled
+WHERE (ending IS NULL AND alias IS NULL) OR (ending IS NOT NULL AND told = 0)
+GROUP BY coalesce(home, session) ORDER BY min(serial);
 
 -- name: unsettled_runs
--- The unsettled runs of one session.
+-- The unsettled runs of one session, and then those of the children below it.
 SELECT id, session, principal, kind, text, admitted_at, key, deadline, parent, home, agent, detached, alias,
-    generation, started, outcome, cut, told, instructions, announce, drained FROM runs
-WHERE session = ? AND ((ending IS NULL AND alias IS NULL) OR (ending IS NOT NULL AND told = 0)) ORDER BY serial;
+    generation, started, outcome, cut, told, instructions, announce, drained FROM runs INDEXED BY runs_unsettled
+WHERE coalesce(home, session) = ? AND ((ending IS NULL AND alias IS NULL) OR (ending IS NOT NULL AND told = 0))
+ORDER BY home IS NOT NULL, serial;
 
 -- name: parts
 -- The messages that were aliased to a run.

@@ -1,4 +1,4 @@
-"""The documents of a store or a gateway for people: sessions, runs, one run."""
+"""The tables that the shell prints of a store or a gateway: sessions, runs, one run."""
 
 import time
 
