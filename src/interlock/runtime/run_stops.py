@@ -218,8 +218,8 @@ class RunStops(Inner):
                     await gate.wait()
                 return await stop()()
             with self._held(row.home or row.session) as session:
-                if (gate := self._registry.gate_of(session)) is not None:
-                    await gate.wait()
+                if (closed := self._registry.gate_of(session)) is not None:
+                    await closed.wait()
                 answer = stop()
             return await answer()
 
