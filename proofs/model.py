@@ -43,7 +43,7 @@ from interlock.runtime.registry import Registry, StopCall
 from interlock.runtime.reporting import Reporting
 from interlock.runtime.run_stops import Receiving, RunStops
 from interlock.runtime.session import Session
-from interlock.runtime.stopping import Stopping
+from interlock.runtime.session_stops import SessionStops
 from interlock.runtime.work import Question
 from interlock.testing.loop import SeededLoop
 from proofs.scenarios import play
@@ -239,8 +239,8 @@ class Recorder:
             (Registry, "seat", self._seat),
             (LiveRun, "move", self._move),
             (Fall, "add", self._add),
-            (Stopping, "session", self._whole),
-            (Stopping, "reset", self._whole),
+            (SessionStops, "session", self._whole),
+            (SessionStops, "reset", self._whole),
             (RunStops, "_end_all", self._end_all),
             (Collecting, "merge", self._merge),
             (Collecting, "_quiet_elapsed", self._quiet_elapsed),
@@ -373,7 +373,7 @@ class Recorder:
     def _end_all(
         self,
         original: Callable[..., Any],
-        stopping: Stopping,
+        stopping: SessionStops,
         session: Session,
         targets: list[LiveRun],
         call: StopCall,

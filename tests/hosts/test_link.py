@@ -321,9 +321,11 @@ class Peer:
         await self.send(b"".join(map(link.frame, words)))
 
     async def send(self, data: bytes) -> None:
-        """Put any bytes on the link; control may have hung up."""
-        with contextlib.suppress(OSError):
+        """Put any bytes on the link; control may have hung up, and has its turn then."""
+        try:
             await asyncio.get_running_loop().sock_sendall(self.sock, data)
+        except OSError:
+            await asyncio.sleep(0)
 
     async def hear(self) -> Any:
         """Return the next word of control, None if control hung up."""

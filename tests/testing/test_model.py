@@ -16,7 +16,7 @@ from proofs.scenarios import play
 from interlock.core.fence import Generations
 from interlock.core.names import REPORTS, Ending
 from interlock.core.outcome import Cause
-from interlock.runtime import inbox, stopping
+from interlock.runtime import inbox, session_stops
 from interlock.runtime.fall import Fall
 from interlock.runtime.holds import Holds
 from interlock.runtime.live import LiveRun
@@ -259,9 +259,11 @@ def report_takes_over(patch: pytest.MonkeyPatch) -> None:
 
 def stop_passes_over_reports(patch: pytest.MonkeyPatch) -> None:
     """A stop of the session leaves the reports that wait."""
-    everyone = stopping._everyone
+    everyone = session_stops._everyone
     patch.setattr(
-        stopping, "_everyone", lambda session: [run for run in everyone(session) if run.arrival.kind not in REPORTS]
+        session_stops,
+        "_everyone",
+        lambda session: [run for run in everyone(session) if run.arrival.kind not in REPORTS],
     )
 
 
@@ -300,7 +302,7 @@ def refused_from(first: int) -> list[int]:
 
 def test_recording_changes_nothing() -> None:
     """A schedule plays the same while it is recorded, and every method is put back."""
-    methods = [(Registry, "seat"), (Fall, "add"), (Holds, "_grant"), (model.Stopping, "session")]
+    methods = [(Registry, "seat"), (Fall, "add"), (Holds, "_grant"), (model.SessionStops, "session")]
     before = [owner.__dict__[name] for owner, name in methods]
     played = [play(seed) for seed in range(5)]
     for seed in range(5):

@@ -1,4 +1,4 @@
-"""Changes of the tokens, one at a time.
+"""Adds, removes (revokes) and rotates tokens, one change at a time.
 
 1. What ends, ends in the step that asks for it, before anything waits for the disk or for another change.
 2. A change is carried by a task of its own. A caller that leaves changes nothing: otherwise memory could lack a row

@@ -1,4 +1,4 @@
-"""The tokens of a server: who has one, what it may, and when it ends.
+"""The tokens of a server, in memory: who has one, what it may, and when it ends.
 
 1. A token is kept as its digest. Only the operator's is on the disk in plain text, for the shell on this machine; no
    token is in a repr, a log, an error or an argument.

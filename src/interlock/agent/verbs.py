@@ -9,6 +9,9 @@
    give a permit to another call than the one that was asked for.
 4. A telling is carried out in the step that says it. A request has an answer. A request in a host that is given up on
    its way may have been granted meanwhile; `undo` is what takes the grant back.
+5. A new verb is a struct here, a method in run.py, a handler with its row in runtime/handlers.py, and a case in
+   tests/contracts/verb_cases.py; link and ports carry it as it is. A new effect or event begins in core/names.py and
+   core/events.py. An event without words in gateway/published.py, cli/screen.py or core/timeline.py is left out there.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""How the command prints: lines, tables and JSON to the output, notes and errors to the error output.
+"""How any command prints a line, a table or JSON to the output, and notes and errors to the error output.
 
 1. No text that somebody else wrote can control the terminal: control characters are replaced.
 2. A terminal gets tables drawn by rich, a pipe plain columns.

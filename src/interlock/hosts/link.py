@@ -1,4 +1,4 @@
-"""The link: a run's verbs as messages between control and a host.
+"""The link: the messages between control and a host. A verb of an agent travels in one as it is.
 
 1. A message is length-prefixed msgpack of a closed struct with a tag, and is checked when decoded.
 2. Control writes to a stream socket that it has shut for reading, and reads from a pipe. A socket can carry

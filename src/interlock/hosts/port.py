@@ -1,4 +1,4 @@
-"""Inside a host: the Run verbs as messages to control.
+"""Inside a host: the port of a run, which sends every verb of the agent to control as one message, whichever it is.
 
 1. The fence is control's. A fall that the host knows of it applies at once, which saves messages; an effect of a fall
    that it does not know yet is refused by control.

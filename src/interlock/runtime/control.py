@@ -51,12 +51,12 @@ from interlock.runtime.recovery import Recovery
 from interlock.runtime.registry import Registry
 from interlock.runtime.reporting import Reporting
 from interlock.runtime.sending import Sending
+from interlock.runtime.session_stops import SessionStops
 from interlock.runtime.settings import Settings
 from interlock.runtime.sharing import Sharing
 from interlock.runtime.sight import Sight
 from interlock.runtime.spawning import Spawning
 from interlock.runtime.stage import Stage
-from interlock.runtime.stopping import Stopping
 from interlock.runtime.stops import Stops
 from interlock.runtime.wakes import Wakes
 from interlock.stores.base import Store, read
@@ -114,7 +114,7 @@ class Control(Caller):
         deadlines = Deadlines(endings, clock, settings)
         self._inbox = inbox = Inbox(inside, endings=endings, deadlines=deadlines)
         self._approvals = Approvals(inside)
-        stopping = Stopping(inside, endings=endings, inbox=inbox)
+        stopping = SessionStops(inside, endings=endings, inbox=inbox)
         self._stage = stage = Stage(
             inside,
             driver=driver,

@@ -1,4 +1,4 @@
-"""From the fall to the receipt: t1 (the ending is public), t2 (drain), t3 (drained).
+"""Opens and closes every fall, stores and publishes its endings (t1), drains it (t2), completes its receipt (t3).
 
 t0 is `Fall.add`, and in the same step `Endings.close` hands the fall's one Decision to the store.
 t1 comes at most COMMIT_SECONDS later, after a takeover at most UNKEPT_SECONDS more: one terminal event for every fallen

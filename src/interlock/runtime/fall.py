@@ -1,4 +1,4 @@
-"""The one way to end: every run ends through `Fall.add`, whatever the cause.
+"""The one way to end: `Fall.add` settles every run's ending and closes its fence (t0), whatever the cause.
 
 1. The causes are completion, failure, stop, takeover, a passed limit, a parent's end, shutdown and loss. All of t0
    happens in one synchronous step: the ending is settled · the fence closes · if the run has the seat, the seat is free

@@ -1,4 +1,4 @@
-"""The facts of each run that fell, as control stores and tells them.
+"""Reads runs that fell: the rows and the lines of the receipt that fall.py makes of each. Decides nothing.
 
 1. Every function reads a run in one step and changes nothing.
 2. A parent's receipt also names the bodies of children that fell before it and were not seen to end.

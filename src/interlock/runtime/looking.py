@@ -29,8 +29,8 @@ from interlock.runtime.guards import Guard, cut_short
 from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.listing import as_tree, info_of, info_of_row
 from interlock.runtime.live import LiveRun
+from interlock.runtime.session_stops import SessionStops
 from interlock.runtime.spawning import Spawned
-from interlock.runtime.stopping import Stopping
 from interlock.stores.base import READ_SECONDS, read
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ OURS = re.compile(r"r-[0-9a-f]+-[0-9a-f]+")
 class Looking(Inner):
     """Answers the verbs that change nothing."""
 
-    def __init__(self, inside: Inside, *, stopping: Stopping, approvals: Approvals) -> None:
+    def __init__(self, inside: Inside, *, stopping: SessionStops, approvals: Approvals) -> None:
         super().__init__(inside)
         self._stopping = stopping
         self._approvals = approvals

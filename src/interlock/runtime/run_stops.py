@@ -1,4 +1,4 @@
-"""Stops of one run, or of a message by its key; and what every stop has in common.
+"""Ends one run, or a message by its key, once stops.py has read the verb; and the steps that every stop shares.
 
 1. One synchronous step decides what is to fall, and lets it fall. So every stop here is a plain function: it decides in
    the step that calls it, and returns what waits for the receipt (`Receiving`). A surface calls it in the step that

@@ -1,6 +1,8 @@
-"""The stops of callers: what each names, and each once per key.
+"""Control reads the verbs Stop, Reset and StopAll here: what each names, and each once per key.
 
-1. A stop decides in the step that asks it (`Stopping`), however many answers are on their way.
+session_stops.py ends a session, run_stops.py one run or message; both end runs through `Fall.add` (fall.py).
+
+1. A stop decides in the step that asks it, however many answers are on their way.
 2. A stop may have a key of its own. The key is claimed in memory in the step that decides, before anything is awaited,
    and stored in the Decision with what the stop ended. So two deliveries at once are one stop, and a later delivery
    gets the result of the first and ends nothing newer, also after a restart (races 129 and 130).
@@ -23,13 +25,13 @@ from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.registry import StopCall
 from interlock.runtime.run_stops import Receiving
 from interlock.runtime.sending import digest
-from interlock.runtime.stopping import Stopping
+from interlock.runtime.session_stops import SessionStops
 
 
 class Stops(Inner):
     """Carries out the stops of callers."""
 
-    def __init__(self, inside: Inside, *, stopping: Stopping) -> None:
+    def __init__(self, inside: Inside, *, stopping: SessionStops) -> None:
         super().__init__(inside)
         self._stopping = stopping
 

@@ -1,4 +1,4 @@
-"""The gateway: agents served over WebSocket, in the published protocol's words and our own.
+"""The ASGI application of a server: every route (WebSocket, page, health, metrics), and who may come in by it.
 
 1. Host and Origin are checked before a request is routed. A socket that has shown no token is limited in time, bytes
    and number.

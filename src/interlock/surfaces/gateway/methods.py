@@ -1,4 +1,4 @@
-"""The gateway's methods: words into control calls, outcomes into words. Control decides everything.
+"""The gateway's methods: each asks control and words its answer. A new verb of a caller needs no line here.
 
 1. A message is taken, and a stop takes effect, in the step that reads its frame: the handlers in `BEGINS` are plain
    functions that ask control and return what waits for the answer. So a stop right behind a message finds the message,

@@ -1,4 +1,6 @@
-"""The gateway's stops: words into stops, receipts into words.
+"""The published protocol's methods that stop: `chat.abort`, `sessions.abort`, `sessions.reset`, `tasks.cancel`.
+
+Our own `interlock.stop` is a verb and needs no words of its own (`own_begin` in methods.py).
 
 Each function here stops in the step that calls it, which is the step that reads the frame, and returns an `Answering`,
 which waits for the receipt.

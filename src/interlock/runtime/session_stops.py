@@ -1,4 +1,4 @@
-"""Stops of a session, and its reset, which is a stop too.
+"""Picks and ends all that a stop or a reset of one session may end, once stops.py has read the verb.
 
 1. A stop of a session ends all that the caller may end there, in the step that calls it (`run_stops.py`).
 2. A stop with an order (`order=(channel, n)`) leaves a mark for its channel and principal: a message of that channel
@@ -31,7 +31,7 @@ from interlock.runtime.spawning import Spawned, command_of
 from interlock.stores.base import Ticket
 
 
-class Stopping(RunStops):
+class SessionStops(RunStops):
     """Ends the runs and detached processes of a session that a caller may end."""
 
     def session(self, session_id: SessionId, call: StopCall, order: Order | None, *, queue: bool = True) -> Receiving:
