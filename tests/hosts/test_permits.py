@@ -1,4 +1,4 @@
-"""A permit is for the call that it names: a host runs no other call under it."""
+"""A permit is for the call that it names, and a request that is given up is forgotten."""
 
 from __future__ import annotations
 
@@ -22,5 +22,16 @@ def test_a_permit_is_for_the_call_it_names_also_behind_one_that_was_refused() ->
                     e.data.name: str(e.data.result) async for e in events if e.kind is EventKind.TOOL and e.data.result
                 }
             assert told == {"first": '"first"', "second": '"second"'}
+
+    asyncio.run(main())
+
+
+def test_requests_that_are_given_up_at_once_are_forgotten() -> None:
+    """An agent may give up more requests, each in the step that makes it, than may be open together."""
+
+    async def main() -> None:
+        async with opened() as control:
+            run = (await control.send("s", "gives up")).run_id
+            assert (await control.wait(run, timeout=BOUND_SECONDS)).text == "done"
 
     asyncio.run(main())

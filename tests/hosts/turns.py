@@ -6,17 +6,19 @@ import asyncio
 import subprocess
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from interlock import Control, Grade, Message, Run, open_control
 from interlock.agent.bounds import OPEN_CALLS
+from interlock.agent.verbs import ReadHistory
 from interlock.processes import kernel
 from interlock.processes.base import Confinement
 
 from .test_hogs import PATIENT
 
 BOUND_SECONDS = 60.0
+REQUESTS = 4_000  # of `interlock.hosts.turn`, which no host loads
 
 
 async def waits() -> None:
@@ -70,6 +72,16 @@ async def agent(run: Run, message: Message) -> str:
             await run.say("reading")
             await run.say(process.output)
             await asyncio.sleep(60)
+    if message.text == "gives up":
+        for number in range(REQUESTS + 100):
+            # The host sends the request and its cancel in one step.
+            asked = run._port.ask(ReadHistory())
+            asked.send(None)
+            with suppress(asyncio.CancelledError):
+                asked.throw(asyncio.CancelledError())
+            if not number % 100:
+                await run.history()
+        return "done"
     waiting = [asyncio.create_task(run.call(waits)) for _ in range(OPEN_CALLS)]
     await asyncio.sleep(0.2)
     refused = ""

@@ -538,7 +538,7 @@ def test_closing_while_merging() -> None:
 
 def test_one_turn_holds_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """At most COLLECTED messages become one turn; the next message begins another."""
-    monkeypatch.setattr("interlock.runtime.inbox.COLLECTED", 3)
+    monkeypatch.setattr("interlock.runtime.collecting.COLLECTED", 3)
 
     async def main() -> None:
         agent = Notes()

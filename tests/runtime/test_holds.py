@@ -970,3 +970,39 @@ def test_a_hold_is_taken_again_while_a_child_drains() -> None:
             assert (await control.wait(first.run_id, timeout=0.1)).ending is Ending.PENDING
 
     seeded(main)
+
+
+def test_a_hold_that_is_left_twice_waits_for_every_child() -> None:
+    """A hold that is left again over a second child passes on when that child is gone too, not with the first."""
+
+    async def main() -> None:
+        order: list[str] = []
+
+        async def cleans(run: Run, message: Message) -> None:
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                await asyncio.sleep(1.5)
+                order.append(f"{message.text} is gone")
+
+        async def agent(run: Run, message: Message) -> None:
+            async with run.hold("tree"):
+                if message.text == "other":
+                    order.append("other")
+                    return
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.5):
+                        await run.delegate("cleans", "first")
+            async with run.hold("tree"):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(1):
+                        await run.delegate("cleans", "second")
+            await asyncio.sleep(3600)
+
+        async with open_control(agent, agents={"cleans": cleans}) as control:
+            await control.send("s", "one")
+            await asyncio.sleep(0.1)
+            await control.wait((await control.send("t", "other")).run_id, timeout=60)
+            assert order == ["first is gone", "second is gone", "other"]
+
+    seeded(main, jump=0.0)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from interlock import Control, Ending, EventKind, Message, Run, Settings, Stale, Unavailable, open_control
+from interlock import Control, Ending, EventKind, Message, Run, Settings, Stale, Unavailable, open_control, stopping
+from interlock.core.verbs import Stop
 
 from .lives import Place, kept_out, until
 from .scene import kinds, log_of, raises, started
@@ -145,6 +146,51 @@ class Notes:
 
     def close(self, error: Any) -> None:
         pass
+
+
+class Stuck(asyncio.Future[None]):
+    """A future that raises when it is cancelled, until it is let go."""
+
+    held = True
+
+    def cancel(self, msg: Any = None) -> bool:
+        if self.held:
+            raise RuntimeError("this cannot be cancelled")
+        return super().cancel(msg)
+
+
+def test_every_caller_is_told_and_every_body_is_cut(place: Place) -> None:
+    """A stop and an answer that begin in the step of the lapse are told, a later answer too, and code is notified.
+
+    One agent waits for something that raises when it is cancelled, which keeps the lapse from nothing.
+    """
+    notices: list[Any] = []
+    stuck: list[Stuck] = []
+
+    async def agent(run: Run, message: Message) -> None:
+        notices.append(stopping())
+        if message.text == "stuck":
+            stuck.append(Stuck())
+            await stuck[0]
+        await run.ask("go on?")
+
+    async def scene(control: Control) -> None:
+        for session in ("stuck", "a", "b"):
+            await control.send(session, session)
+        await until(lambda: len(notices) == 3 and len(control._registry.questions) == 2)
+        first, second = control._registry.questions
+        answer = asyncio.create_task(control.answer(first, True))
+        while control._registry.questions[first].answering is None:
+            await asyncio.sleep(0)
+        stop = control.ask(Stop(session="other", key="k"))
+        await control.lapse()
+        assert all(notice.is_set() for notice in notices)
+        for asked in (answer, stop, control.answer(second, True)):
+            with raises(Unavailable, "has lapsed"):
+                await asyncio.wait_for(asked, 30)
+        stuck[0].held = False
+
+    place.life(scene, agent)
 
 
 SHRUGS = (

@@ -142,13 +142,118 @@ def test_a_stop_reaches_what_is_not_settled(place: Place, what: str) -> None:
         await stopped
         assert (await control.wait(runs["slow"][1])).ending is Ending.STOPPED
         assert (await control.wait(runs["slow"][0])).ending is Ending.LOST
-        if what != "all":
-            assert (await control.wait((await later).run_id)).text == "later"
+        assert (await control.wait((await later).run_id)).text == "later"
         ended = (await control.wait((await before).run_id)).ending
         assert ended is (Ending.COMPLETED if what in ("run", "message") else Ending.STOPPED)
         assert "slow: waits" not in agent.heard
 
     place.life(after, agent, before=slow)
+
+
+@pytest.mark.parametrize("what", ["session", "run", "message", "all", "of"])
+def test_a_stop_waits_for_no_other_session(place: Place, what: str) -> None:
+    """A stop is decided in each session before anything of it begins, although another one is not settled yet."""
+    runs, slow, never, agent = crashed(place), SlowLog("slow"), SlowLog("quick"), Says()
+
+    def both(store: Any) -> None:
+        slow(store)
+        never(store)
+
+    async def after(control: Control) -> None:
+        assert slow.go is not None and never.go is not None
+        stop = {
+            "session": lambda: control.stop(session="slow"),
+            "run": lambda: control.stop(run=runs["slow"][1]),
+            "message": lambda: control.stop(message="slow 2"),
+            "all": lambda: control.client().stop_all(),
+            "of": lambda: control.client().stop_all(of="local"),
+        }[what]
+        stopped = asyncio.ensure_future(stop())
+        await asyncio.sleep(0)
+        slow.go.set()
+        assert (await control.wait(runs["slow"][1])).ending is Ending.STOPPED
+        assert set(control._registry.recovering) == {"quick"}
+        never.go.set()
+        await stopped
+        ended = (await control.wait(runs["quick"][1])).ending
+        assert ended is (Ending.STOPPED if what in ("all", "of") else Ending.COMPLETED)
+        assert "slow: waits" not in agent.heard
+
+    place.life(after, agent, before=both)
+
+
+@pytest.mark.parametrize("what", ["session", "all"])
+def test_nothing_begins_between_the_gate_and_the_stop(place: Place, what: str) -> None:
+    """While a stop that waited for the gate reads, neither what waited there nor an arrival before it begins."""
+    runs, slow, agent = crashed(place), SlowLog("slow"), Says()
+
+    async def after(control: Control) -> None:
+        assert slow.go is not None
+        real, reads, go = control._store.load, [], asyncio.Event()
+
+        async def load(session: Any, **named: Any) -> Any:
+            if session == "slow" and "slow" not in control._registry.recovering:
+                reads.append(session)
+                await go.wait()
+            return await real(session, **named)
+
+        control._store.load = load  # type: ignore[method-assign]
+        before = asyncio.create_task(control.send("slow", "before", strategy="queue"))
+        await until(lambda: control._registry.sessions.get("slow") is not None)
+        stopped = asyncio.ensure_future(
+            control.stop(session="slow") if what == "session" else control.client().stop_all()
+        )
+        await asyncio.sleep(0)
+        slow.go.set()
+        await until(lambda: bool(reads))
+        for _ in range(50):
+            await asyncio.sleep(0.002)
+        assert not [each for each in agent.heard if each.startswith("slow")]
+        go.set()
+        await stopped
+        assert (await control.wait(runs["slow"][1])).ending is Ending.STOPPED
+        assert (await control.wait((await before).run_id)).ending is Ending.STOPPED
+        assert not [each for each in agent.heard if each.startswith("slow")]
+        assert (await control.wait((await control.send("slow", "new")).run_id)).text == "new"
+        del control._store.load  # type: ignore[attr-defined]
+
+    place.life(after, agent, before=slow)
+
+
+def test_a_stop_that_may_end_nothing_lets_the_waiting_message_begin(place: Place) -> None:
+    """A stop by somebody else, which waited for the gate, does not keep the session from going on."""
+    runs, slow, agent = crashed(place), SlowLog("slow"), Says()
+
+    async def after(control: Control) -> None:
+        assert slow.go is not None
+        stopped = asyncio.ensure_future(control.stop(session="slow", by="mallory"))
+        await asyncio.sleep(0)
+        slow.go.set()
+        assert not (await stopped).aborted
+        assert (await control.wait(runs["slow"][1])).text == "waits"
+
+    place.life(after, agent, before=slow)
+
+
+def test_an_answer_waits_for_no_session_that_is_not_settled(place: Place) -> None:
+    """A question of a run at work can be answered while another session is not settled."""
+    crashed(place)
+    slow = SlowLog("slow")
+
+    async def asks(run: Run, message: Message) -> str:
+        return str(await run.ask("go on?")) if message.text == "ask" else message.text
+
+    async def after(control: Control) -> None:
+        assert slow.go is not None
+        sent = await control.send("quick", "ask")
+        await until(lambda: bool(control._registry.questions))
+        [question] = control._registry.questions
+        await control.answer(question, True)
+        assert (await control.wait(sent.run_id)).text == "True"
+        assert "slow" in control._registry.recovering
+        slow.go.set()
+
+    place.life(after, asks, before=slow)
 
 
 def test_a_key_that_was_used_is_found_behind_the_gate(place: Place) -> None:

@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from interlock import Control, Ending, Event, KeyConflict, MemoryStore, Message, Outcome, Run, Sent, open_control
+from interlock.agent.verbs import Check, Took
 from interlock.core.names import ErrorKind, EventKind
 
 from .scene import Shaky, answered, at_once, echoes, gone, seeded, sent_or_refused, started, told, turns
@@ -41,6 +42,37 @@ def test_the_watcher_of_a_steered_message_is_told_the_end(slow: float) -> None:
             await answered(asyncio.create_task(watch()))
             assert (seen[-1].kind, seen[-1].run_id) == (EventKind.ENDED, first.run_id)
             assert [event.kind for event in seen].count(EventKind.ENDED) == 1
+
+    seeded(main)
+
+
+def test_a_message_that_the_agent_has_is_part_of_the_run_also_while_it_asks() -> None:
+    """A message that was handed over when the run began to ask is absorbed, and has no turn of its own."""
+
+    async def main() -> None:
+        opened = asyncio.Event()
+
+        async def agent(run: Run, message: Message) -> str:
+            # What `run.check` does in a host, with a question of another task between its two messages.
+            while not (taken := await run._port.ask(Check(1_000))):
+                assert message.text == "one"
+                await asyncio.sleep(0.1)
+            asking = asyncio.create_task(run.ask("go on?"))
+            await opened.wait()
+            run._port.tell(Took(1_000))
+            await asking
+            return "took " + taken[0].text
+
+        async with open_control(agent) as control:
+            first = await control.send("s", "one")
+            steered = await control.send("s", "two", strategy="steer")
+            while not (questions := await control.questions()):
+                await asyncio.sleep(0.1)
+            opened.set()
+            await asyncio.sleep(1)
+            await control.answer(questions[0].id, True)
+            assert (await control.wait(first.run_id)).text == "took two"
+            assert (await control.wait(steered.run_id)).run_id == first.run_id
 
     seeded(main)
 

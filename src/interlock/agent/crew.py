@@ -56,4 +56,9 @@ class Crew:
         """Cancel the tasks that are left, and start no more."""
         self._cut = True
         for task in list(self._tasks):
-            task.cancel()
+            # A task may wait for something of an agent that raises when it is cancelled; the others are cut all the
+            # same.
+            try:
+                task.cancel()
+            except Exception:
+                log.exception("a task of control could not be cut: %s", task.get_name())

@@ -345,6 +345,8 @@ class HostTurn:
         task = self._acting.parts.crew.start(self._serve(word.number, word.verb), name=name)
         if task is not None:
             self._requests[word.number] = task
+            # Not in the task itself: one that is cancelled before its first step runs nothing.
+            task.add_done_callback(lambda _: self._requests.pop(word.number, None))
 
     async def _serve(self, number: int, verb: Request[Any]) -> None:
         """Do what was asked for. The answer is sent in the step that has it, because a permit counts from then on."""
@@ -363,8 +365,6 @@ class HostTurn:
         except Exception as error:
             log.exception("a request of %s failed", self.run.id)
             self.host.send(link.Refusal(number, "InterlockError", describe_error(error)))
-        finally:
-            self._requests.pop(number, None)
 
     def _exited(self, process: int, status: int | None, timed_out: bool) -> None:
         self.host.send(link.Exited(self.number, process, status, timed_out))

@@ -168,7 +168,12 @@ class Approvals(Inner):
         answering = question.answering = Flag()
         claimed = msgspec.structs.replace(question.row(), state=QuestionState.ANSWERED, answer=value, by=by)
         ticket = self._store.decide(Decision(questions=(claimed,)))
-        self._crew.start(self._conclude(question, ticket, claimed), name=f"answer {question_id}")
+        task = self._crew.start(self._conclude(question, ticket, claimed), name=f"answer {question_id}")
+        if task is None:
+            self._answered(question)
+        else:
+            # Not in the task itself: one that is cancelled before its first step runs nothing.
+            task.add_done_callback(lambda _: self._answered(question))
         await answering.wait()
         if question.state is QuestionState.OPEN:
             raise Unavailable("the answer could not be kept in time; the question is still open, answer it again")
@@ -184,15 +189,16 @@ class Approvals(Inner):
 
     async def _conclude(self, question: Question, ticket: Ticket, claimed: QuestionRow) -> None:
         """Close a question with an answer once the store has it, unless the question went void first."""
-        try:
-            inside = await is_committed(self._store, ticket, self._settings.commit_seconds)
-            if inside and question.state is QuestionState.OPEN:
-                question.answer, question.by = claimed.answer, claimed.by
-                self._close(question, QuestionState.ANSWERED)
-        finally:
-            answering, question.answering = question.answering, None
-            if answering is not None:
-                answering.set()
+        inside = await is_committed(self._store, ticket, self._settings.commit_seconds)
+        if inside and question.state is QuestionState.OPEN:
+            question.answer, question.by = claimed.answer, claimed.by
+            self._close(question, QuestionState.ANSWERED)
+
+    @staticmethod
+    def _answered(question: Question) -> None:
+        answering, question.answering = question.answering, None
+        if answering is not None:
+            answering.set()
 
     async def _answer_again(self, question_id: QuestionId, answer: object, by: Principal) -> QuestionInfo:
         """Return or raise the result of a question whose run is no longer in memory."""

@@ -10,6 +10,7 @@
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Collection, Coroutine
 from functools import partial
 from typing import Any, TypeVar
@@ -255,7 +256,9 @@ class Control(Caller):
 
     async def _settled(self, verb: Verb[T], answer: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Answer a verb once the session that it names, or that of its run, is settled; else once all are."""
-        if not isinstance(verb, verbs.Measure):
+        # A question in memory is one of a settled session, and its run waits for the answer.
+        opened = isinstance(verb, verbs.Answer) and verb.question in self._registry.questions
+        if not opened and not isinstance(verb, verbs.Measure):
             await self._recovery.settled_for(getattr(verb, "session", None), getattr(verb, "run", None))
         return await answer()
 
@@ -343,15 +346,17 @@ class Control(Caller):
 
     def _let_lapse(self) -> None:
         # The fences first: nothing that the others wake may have an effect.
-        for run in self._registry.runs.values():
-            if not run.fallen:
-                run.fence.fall(Cause(ending=Ending.LOST))
+        falling = [run for run in self._registry.runs.values() if not run.fallen]
+        for run in falling:
+            run.fence.fall(Cause(ending=Ending.LOST))
         self.feed.lapse(_lapsed())
         self._store.abandon()
         self._processes.kill()
-        for run in self._registry.runs.values():
-            for body in run.work.bodies or ():
-                body.cut()
+        for run in falling:
+            run.work.close(run.id, self._registry.holds, started=run.state.started)
+        for body in [body for run in self._registry.runs.values() for body in run.work.bodies or ()]:
+            # A body may wait for something that raises when it is cancelled; the others are dropped all the same.
+            with contextlib.suppress(Exception):
                 body.drop()
         self._crew.cut()
         self._wakes.close()

@@ -395,6 +395,9 @@ def seat_next(registry: Registry, session: Session) -> LiveRun | None:
         return None
     if registry.recovering and registry.gate_of(session) is not None:
         return None
+    # A stop is about to decide: what waits here must not begin behind its answer. The stop calls this function again.
+    if session.reading:
+        return None
     run = next((run for run in session.queue if run.admittance.due), None)
     # A collecting message is not seated until its quiet time is over. The inbox then calls this function again.
     if run is None or (run.ties.collection is not None and not run.ties.collection.ready):

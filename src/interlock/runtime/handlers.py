@@ -12,7 +12,7 @@
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,12 +167,13 @@ async def check(acting: Acting, verb: verbs.Check) -> list[Message]:
 
 def took(acting: Acting, verb: verbs.Took) -> None:
     """Absorb messages that the agent was handed, as far as they are still steered to this run."""
-    run, steering = acting.run, acting.parts.steering
-    taken = acting.offered.pop(verb.number, ())
+    run, taken = acting.run, acting.offered.pop(verb.number, ())
     # Messages that the agent was not handed are offered again, which is no effect.
     if verb.handed:
         run.fence.check(Effect.PHASE)
-        steering.absorb(run, [other for other in steering.steered(run) if other.id in taken])
+        # Also while the run asks a person, when nothing new is offered: the agent has these.
+        waiting = [other for other in run.session.queue or () if other.admittance.steers is run]
+        acting.parts.steering.absorb(run, [other for other in waiting if other.id in taken])
 
 
 async def ask(acting: Acting, verb: verbs.Ask) -> bool | str:
@@ -212,18 +213,22 @@ def release(acting: Acting, verb: verbs.Release) -> None:
     place = acting.holding.pop(verb.number, None)
     if place is None or not acting.current:
         return
-    draining = [fall for fall in acting.run.ties.child_falls or () if not fall.drained.is_set()]
     # A child that was cut may still clean up under the hold; the hold is freed when the child is drained.
-    if draining:
+    if _draining(acting):
         place.leaving = True
-        acting.parts.crew.start(_release_behind(acting, place, draining), name=f"release {place.name}")
+        acting.parts.crew.start(_release_behind(acting, place), name=f"release {place.name}")
     else:
         acting.parts.holds.leave(place)
 
 
-async def _release_behind(acting: Acting, place: Place, draining: Sequence[Fall]) -> None:
-    for fall in draining:
-        await fall.drained.wait()
+def _draining(acting: Acting) -> list[Fall]:
+    return [fall for fall in acting.run.ties.child_falls or () if not fall.drained.is_set()]
+
+
+async def _release_behind(acting: Acting, place: Place) -> None:
+    # Look again after each: the hold may have been taken and released once more, over another child.
+    while draining := _draining(acting):
+        await draining[0].drained.wait()
     if acting.current and place.leaving:
         acting.parts.holds.leave(place)
 

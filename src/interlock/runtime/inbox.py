@@ -102,10 +102,6 @@ class Inbox(Inner):
             except Unavailable as problem:
                 run.admittance.problem = run.admittance.problem or problem
             await run.admittance.turn.wait()
-            # If a stop is just reading the session's owner from the store, wait: the stop is decided before this
-            # message (`held_up`).
-            while run.session.reading:
-                await next(iter(run.session.reading)).wait()
             # Runs that an earlier server left in the session are settled first (races 80 and 81).
             if self._registry.recovering and (gate := self._registry.gate_of(run.session)) is not None:
                 await gate.wait()
@@ -113,6 +109,10 @@ class Inbox(Inner):
                     raise Unavailable(
                         f"session {run.session.id} could not be settled after the restart; send it again after the next"
                     )
+            # If a stop reads the session's owner from the store, or waited for the gate too, it is decided before this
+            # message (`held_up`).
+            while run.session.reading:
+                await next(iter(run.session.reading)).wait()
             if run.admittance.problem is not None:
                 raise run.admittance.problem
             ticket = run.admittance.ticket = self._step(run, known)

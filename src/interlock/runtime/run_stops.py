@@ -13,7 +13,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -22,13 +22,13 @@ import msgspec
 
 from interlock.client.door import Answering
 from interlock.core.authority import Action
-from interlock.core.decision import Decision, Tombstone
+from interlock.core.decision import Decision, RunRow, Tombstone
 from interlock.core.errors import Unavailable
 from interlock.core.names import REPORTS, Ending, Principal, RunId, SessionId
 from interlock.core.outcome import Cause
 from interlock.core.receipt import Receipt, nothing
 from interlock.runtime.ending import Endings
-from interlock.runtime.fall import Fall
+from interlock.runtime.fall import Fall, seat_next
 from interlock.runtime.inbox import Inbox
 from interlock.runtime.inside import Inner, Inside
 from interlock.runtime.live import LiveRun
@@ -64,26 +64,32 @@ class RunStops(Inner):
         answer: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
 
         async def carry() -> None:
-            problem: Exception = Unavailable("this control was closed before it was decided; stop it at the next one")
             try:
                 receipt = await work()
             except Exception as error:
-                problem = error
+                fail(error)
             else:
                 if not answer.done():
                     answer.set_result(receipt)
-            finally:
-                self.release(call)
-                if not answer.done():
-                    answer.set_exception(problem)
-                    # The caller may have left; then the problem is told to nobody.
-                    answer.exception()
+
+        def fail(problem: Exception) -> None:
+            self.release(call)
+            if not answer.done():
+                answer.set_exception(problem)
+                # The caller may have left; then the problem is told to nobody.
+                answer.exception()
+
+        def over(_: asyncio.Task[None]) -> None:
+            fail(Unavailable("this control was closed before it was decided; stop it at the next one"))
 
         async def told() -> Receipt:
             return await answer
 
-        if (call.key is None and not always) or self._crew.start(carry(), name="a stop by its key") is None:
+        task = self._crew.start(carry(), name="a stop by its key") if always or call.key is not None else None
+        if task is None:
             return work
+        # Not in the task itself: one that is cancelled before its first step runs nothing.
+        task.add_done_callback(over)
         return told
 
     def _end_all(
@@ -182,14 +188,40 @@ class RunStops(Inner):
 
     # Runs that recovery has not settled
 
-    def _after_recovery(self, call: StopCall, stop: Callable[[], Receiving]) -> Receiving:
-        """Call `stop` once recovery has settled every session: the run that it names may be in any of them."""
+    @contextlib.contextmanager
+    def _held(self, session_id: SessionId) -> Iterator[Session]:
+        """Keep a session as it is inside the block, in which a stop waits before it decides: nothing of it begins.
+
+        The stop may be answered before recovery has settled the session; a message that began then would run on behind
+        the answer.
+        """
+        with self._registry.pinned(session_id) as session:
+            try:
+                with session.held_up():
+                    yield session
+            finally:
+                seat_next(self._registry, session)
+
+    def _after_recovery(
+        self, call: StopCall, named: Callable[[], Awaitable[RunRow | None]], stop: Callable[[], Receiving]
+    ) -> Receiving:
+        """Call `stop` once recovery has settled the session of the run that it names, as the store knows that run.
+
+        If the store does not say, wait for every session: the run may be in any of them.
+        """
         until, gates = self.until(), list(self._registry.recovering.values())
 
         async def settled() -> Receipt:
-            for gate in gates:
-                await gate.wait()
-            return await stop()()
+            row = await self.soon(named(), until)
+            if row is None:
+                for gate in gates:
+                    await gate.wait()
+                return await stop()()
+            with self._held(row.home or row.session) as session:
+                if (closed := self._registry.gate_of(session)) is not None:
+                    await closed.wait()
+                answer = stop()
+            return await answer()
 
         return self._answered_by(self._own(call, settled, always=True), call, until)
 
@@ -207,7 +239,7 @@ class RunStops(Inner):
     def run(self, run_id: RunId, call: StopCall) -> Receiving:
         """End one run, in whatever state it is; its session's queue goes on."""
         if self._registry.recovering and run_id not in self._registry.runs:
-            return self._after_recovery(call, lambda: self._run(run_id, call))
+            return self._after_recovery(call, lambda: self._store.run(run_id), lambda: self._run(run_id, call))
         return self._sure(self._registry.runs.get(run_id), call, lambda: self._run(run_id, call))
 
     def _sure(self, run: LiveRun | None, call: StopCall, stop: Callable[[], Receiving]) -> Receiving:
@@ -272,8 +304,12 @@ class RunStops(Inner):
         if self._registry.recovering and (call.by, key) not in self._registry.keys:
             # The message may still arrive, and is born stopped then.
             self._registry.bury(Tombstone(principal=call.by, key=key))
-            return self._after_recovery(call, lambda: self._message(key, call))
+            return self._after_recovery(call, partial(self._sent_as, key, call.by), lambda: self._message(key, call))
         return self._sure(self._registry.keys.get((call.by, key)), call, lambda: self._message(key, call))
+
+    async def _sent_as(self, key: str, by: Principal) -> RunRow | None:
+        known = await self._store.load(SessionId(""), principal=by, key=key)
+        return None if known.key is None else await self._store.run(known.key.run_id)
 
     def _message(self, key: str, call: StopCall) -> Receiving:
         run = self._registry.keys.get((call.by, key))

@@ -95,7 +95,7 @@ class Session:
 
     @contextmanager
     def held_up(self) -> Iterator[None]:
-        """Decide on no arrival of this session inside the block: a stop reads whose session it is."""
+        """Decide on no arrival of this session, and give its seat to nobody, while a stop is about to decide."""
         reading = Flag()
         self.reading = {*(self.reading or ()), reading}
         try:

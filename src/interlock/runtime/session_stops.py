@@ -67,14 +67,13 @@ class SessionStops(RunStops):
             return self._stop_here(session, call, order, queue)
 
     def _loaded(self, session_id: SessionId, call: StopCall, decide: Callable[[Session], Receiving]) -> Receiving:
-        """Read whose session it is, then decide. From this step until then no arrival of the session is decided on.
+        """Read whose session it is, then decide. From this step until then nothing of the session begins (`_held`).
 
         If recovery has not settled the session, the stop decides after that, in whatever time: otherwise a message that
         an earlier server accepted would begin after the stop was answered.
         """
         held = contextlib.ExitStack()
-        session = held.enter_context(self._registry.pinned(session_id))
-        held.enter_context(session.held_up())
+        session = held.enter_context(self._held(session_id))
         until = self.until()
 
         async def load_and_decide() -> Receipt:
@@ -101,6 +100,20 @@ class SessionStops(RunStops):
         targets = [run for run in everyone if not _written_after(run, order) and (queue or _at_work(run))]
         fall = self._end_all(session, targets, call, processes=self.detached(session, call.by) if queue else ())
         return self._empty(session, call) if fall is None else self._receipt_of(fall, call.by)
+
+    def unsettled(self, session_id: SessionId, call: StopCall, of: Principal | None) -> Receiving:
+        """Stop a session once recovery has settled it; with `of`, in a session of another, that principal's runs."""
+        session = self._registry.sessions.get(session_id)
+        arriving = frozenset[LiveRun]() if session is None else frozenset(session.arrivals or ())
+
+        def decide(here: Session) -> Receiving:
+            if of is None or here.owner == of:
+                return self._stop_here(here, call, None, True, arriving)
+            everyone = [run for run in _everyone(here) if run.principal == of and _was_there(run, arriving)]
+            fall = self._end_all(here, [run for run in everyone if self._may(call.by, run)], call)
+            return self._empty(here, call) if fall is None else self._receipt_of(fall, call.by)
+
+        return self._loaded(session_id, call, decide)
 
     def _mark(self, mark: StopMark) -> Ticket | None:
         """Remember a stop by its place in its channel: messages written before it may still arrive."""

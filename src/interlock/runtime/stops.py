@@ -14,7 +14,6 @@ from functools import partial
 
 import msgspec
 
-from interlock.agent.flag import Flag
 from interlock.client.door import Answering
 from interlock.core.decision import Decision, StopKey
 from interlock.core.errors import BadInput, KeyConflict, UnknownSession
@@ -88,38 +87,22 @@ class Stops(Inner):
         """Stop every session that has a run or a detached process, in one step; a child falls with its home.
 
         With `of`, stop that principal's sessions, and the runs it started in the sessions of others. What recovery has
-        not settled is not in memory, and is stopped when it is settled.
+        not settled is not in memory: each such session is stopped in the step that would let something of it begin.
         """
-        now, gates = self._stop_every(asked, by), list(self._registry.recovering.values())
-        if not gates:
-            return now
-        behind = self._crew.start(self._stop_settled(gates, asked, by), name="a stop of everything")
-
-        async def both() -> list[Receipt]:
-            receipts = await now()
-            if behind is not None:
-                await asyncio.wait([behind], timeout=self._settings.commit_seconds)
-            return receipts + (behind.result() if behind is not None and behind.done() else [])
-
-        return both
-
-    async def _stop_settled(self, gates: Sequence[Flag], asked: StopAll, by: Principal) -> list[Receipt]:
-        for gate in gates:
-            await gate.wait()
-        return await self._stop_every(asked, by)()
-
-    def _stop_every(self, asked: StopAll, by: Principal) -> Answering[list[Receipt]]:
         seen = [run for run in self._registry.runs.values() if self._sight.may_see(by, run) and not run.fallen]
         held = [each.id for each in self._registry.sessions.values() if self._stopping.detached(each, by)]
         # A child is stopped through its home. Stopped alone, a detached child would announce its ending there, and the
         # announcement would start a turn.
-        sessions = dict.fromkeys([run.ties.home.id for run in seen] + held)
+        recovering = self._registry.recovering
+        sessions = dict.fromkeys(each for each in [run.ties.home.id for run in seen] + held if each not in recovering)
         alone: list[RunId] = []
         if asked.of is not None:
             sessions = {each: None for each in sessions if self._registry.whose(each).owner == asked.of}
             alone = [run.id for run in seen if run.principal == asked.of and run.ties.home.id not in sessions]
         stops = [self._rest(session, by) for session in sessions]
         stops += [self.stop(Stop(run=run), by) for run in alone]
+        of = None if asked.of is None else Principal(asked.of)
+        stops += [self._stopping.unsettled(session, StopCall(by), of) for session in recovering]
         return partial(_receipts_of, stops)
 
     # Once per key
