@@ -581,7 +581,8 @@ def test_a_receipt_tells_the_grade_of_processes_that_are_over() -> None:
 
     async def agent(run: Run, message: Message) -> None:
         process = await run.spawn("true", background=True)
-        await process.containment.done.wait()
+        await process.exited()
+        await process.stop()
         over_now.set()
         await anyio.sleep_forever()
 

@@ -117,15 +117,19 @@ class MemoryRows:
         known = None if writer is None else self._sessions.get(writer.session)
         if writer is not None and known is not None and known.generation > writer.generation:
             return Expelled("the session's writer right has passed to another run; this one is over")
-        for run in decision.admissions:
-            if run.key is None or run.id in self._runs:
-                continue
-            used = self._keys.get(run.principal, OrderedDict()).get(run.key)
-            if used is not None and used.run_id not in (run.id, run.alias):
-                return Taken(used)
-            if run.key in self._tombstones.get(run.principal, ()):
-                return Buried(run.key)
-        return None
+        refused = [(run.id, self._used_key(run)) for run in decision.admissions if run.id not in self._runs]
+        # A run that one of its rows admits is not admitted twice, and that is no reason to refuse.
+        admitted = {run_id for run_id, used in refused if used is None}
+        return next((used for run_id, used in refused if run_id not in admitted), None)
+
+    def _used_key(self, run: RunRow) -> StoreFailed | None:
+        """Return why a message's key keeps it from being admitted; None if nothing does."""
+        if run.key is None:
+            return None
+        used = self._keys.get(run.principal, OrderedDict()).get(run.key)
+        if used is not None and used.run_id not in (run.id, run.alias):
+            return Taken(used)
+        return Buried(run.key) if run.key in self._tombstones.get(run.principal, ()) else None
 
     def _carry_out(self, decision: Decision) -> Verdict:
         # One decision is carried out in one step of the loop, so no reader sees half of it: here that is the
