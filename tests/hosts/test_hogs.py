@@ -154,7 +154,7 @@ class Act:
         assert outcome.ended, f"{self.place.name} did not end"
         self.at_end = self.beats
         receipt = await self.control.receipt(self.run)
-        assert receipt.drain is Drain.OBSERVED, self.place.name
+        assert receipt.drain is Drain.OBSERVED, (self.place.name, receipt.unconfirmed, receipt.processes)
         if receipt.host == "killed":
             # If the keeper was killed too, another process reaps the dead host: wait for its death only.
             await until(lambda: living(self.pids) == [], f"{self.place.name} is dead")
