@@ -345,7 +345,8 @@ class Control(Caller):
         await self.close()
 
     def _let_lapse(self) -> None:
-        # The fences first: nothing that the others wake may have an effect.
+        # The fences first: nothing that the others wake may have an effect. No Fall is made: the next start decides how
+        # these runs ended, and an ending that was decided here could differ from it.
         falling = [run for run in self._registry.runs.values() if not run.fallen]
         for run in falling:
             run.fence.fall(Cause(ending=Ending.LOST))

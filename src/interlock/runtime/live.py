@@ -1,8 +1,8 @@
 """A run while it is alive: where it is in its life, its text, its ending, and its five parts.
 
 1. Everything here is plain state of one loop, without a lock. `fall`, `gate`, `outlet` and `inbox` decide what changes.
-2. `LiveRun.fence` is the one mark that says whether a run has fallen. Only `Fall.add` sets it; every effect reads it.
-   No other field of a run may decide about an effect.
+2. `LiveRun.fence` is the one mark that says whether a run has fallen. `Fall.add` sets it, and so does a lapse of the
+   whole control, which decides no ending. Every effect reads it; no other field of a run may decide about an effect.
 3. Each part has a file of its own, and only that file writes its attributes: `arrival` (what was sent; it never
    changes), `admittance` (what the inbox makes of it), `limits`, `ties` and `work`.
 """
